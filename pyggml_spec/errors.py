@@ -1,0 +1,33 @@
+"""Exception types of the package: a leaf module, so that every layer may import it.
+
+Messages are one sentence that names the value found, the rule it breaks and the way out; the command line prints
+them as they are and exits with status 1.
+"""
+
+
+class PyggmlSpecError(Exception):
+    """Base of every error this package raises on purpose."""
+
+
+class NativeLibraryError(PyggmlSpecError):
+    """No flavour of the native extension can be loaded on this machine."""
+
+
+class ModelFileError(PyggmlSpecError):
+    """A model file is missing, damaged, of another kind, or does not fit its target."""
+
+
+class ShapeError(PyggmlSpecError, ValueError):
+    """An operand of a graph operation has the wrong shape, type or layout (ggml itself would abort the process)."""
+
+
+class OptionError(PyggmlSpecError, ValueError):
+    """An option or argument has a value outside its rule."""
+
+
+class ContextLimitError(PyggmlSpecError):
+    """A prompt or continuation does not fit into the context of this session."""
+
+
+class DeviceError(PyggmlSpecError):
+    """A device cannot be used, ran out of memory, or failed in the middle of a call."""

@@ -1,0 +1,195 @@
+"""Typed access to the metadata of a GGUF file; every error names the key, the file, the value and its writer."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import gguf
+import numpy as np
+
+from pyggml_spec.errors import ModelFileError
+
+_REPORT_CHARS = 60
+_MISSING: Any = object()
+_INTEGER_KINDS = "iu"
+
+
+@dataclass(frozen=True)
+class MetadataArray:
+    """An array of the metadata, decoded when asked; `payload` is a (n_bytes,) uint8 view of the mapped file."""
+
+    item_type: gguf.GGUFValueType
+    n_items: int
+    payload: np.ndarray
+
+    @property
+    def holds_strings(self) -> bool:
+        """Whether the items are strings; otherwise they are numbers or booleans."""
+        return self.item_type == gguf.GGUFValueType.STRING
+
+    def strings(self) -> list[bytes]:
+        """Every item as bytes; texts of byte-level vocabularies need not be UTF-8."""
+        raw, position, items = self.payload.tobytes(), 0, []
+        length_at = struct.Struct("<Q").unpack_from
+        for _ in range(self.n_items):
+            start = position + 8
+            position = start + length_at(raw, position)[0]
+            items.append(raw[start:position])
+        return items
+
+    def numbers(self) -> np.ndarray:
+        """The items as an (n_items,) array of the stored type; booleans as bool."""
+        if self.item_type == gguf.GGUFValueType.BOOL:
+            return self.payload != 0
+        stored = gguf.GGUFReader.gguf_scalar_to_np[self.item_type]
+        return np.frombuffer(self.payload, dtype=np.dtype(stored).newbyteorder("<"))
+
+
+class Metadata(Mapping[str, Any]):
+    """The keys of a GGUF file. Scalars and strings are Python values, arrays are MetadataArray."""
+
+    def __init__(self, fields: Mapping[str, gguf.ReaderField | MetadataArray], *, file: str) -> None:
+        self._fields = fields
+        self.file = file
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fields)
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+    def __getitem__(self, key: str) -> Any:
+        field = self._fields[key]
+        if isinstance(field, MetadataArray):
+            return field
+        try:
+            return field.contents()
+        except UnicodeDecodeError:
+            raise ModelFileError(
+                f"key '{key}' of '{self.file}' is not UTF-8 text; {self.written_by} writes it"
+            ) from None
+
+    @property
+    def written_by(self) -> str:
+        """The program that writes files of this architecture, for error messages."""
+        field = self._fields.get("general.architecture")
+        architecture = "" if field is None or isinstance(field, MetadataArray) else bytes(field.parts[-1])
+        if b"dflash-draft" in bytes(architecture):
+            return "lucebox's drafter converter"
+        return "llama.cpp's convert_hf_to_gguf.py"
+
+    def fail(self, key: str, rule: str) -> NoReturn:
+        """Raise ModelFileError saying what key holds and which rule that breaks."""
+        found = f"is {self._show(key)}" if key in self._fields else "is missing"
+        raise ModelFileError(f"key '{key}' of '{self.file}' {found}, but {rule} ({self.written_by} writes it)")
+
+    def require_int(self, key: str, low: int, high: int) -> int:
+        """An integer in low..high; an array of equal integers counts as one (llama.cpp writes both)."""
+        return self._int(key, low, high, _MISSING)
+
+    def find_int(self, key: str, low: int, high: int, default: int) -> int:
+        """Like require_int, with a default for a missing key."""
+        return self._int(key, low, high, default)
+
+    def require_float(self, key: str, low: float, high: float) -> float:
+        """A finite number in low..high."""
+        return self._float(key, low, high, _MISSING)
+
+    def find_float(self, key: str, low: float, high: float, default: float) -> float:
+        """Like require_float, with a default for a missing key."""
+        return self._float(key, low, high, default)
+
+    def require_string(self, key: str) -> str:
+        """A text."""
+        return self._string(key, _MISSING)
+
+    def find_string(self, key: str, default: str = "") -> str:
+        """A text, with a default for a missing key."""
+        return self._string(key, default)
+
+    def find_bool(self, key: str, default: bool) -> bool:
+        """A truth value, with a default for a missing key."""
+        value = self.get(key, default)
+        if not isinstance(value, bool):
+            self.fail(key, "must be true or false")
+        return value
+
+    def require_ints(self, key: str, low: int, high: int, *, n_items: int | None = None) -> tuple[int, ...]:
+        """An array of integers in low..high, of n_items entries when given, else of at least one and at most 4096."""
+        rule = f"must be an array of {n_items or 'some'} integers in {low} to {high}"
+        array = self._array(key, rule, n_items)
+        if array.holds_strings or array.numbers().dtype.kind not in _INTEGER_KINDS:
+            self.fail(key, rule)
+        items = tuple(int(item) for item in array.numbers())
+        if any(not low <= item <= high for item in items):
+            self.fail(key, rule)
+        return items
+
+    def require_bools(self, key: str, n_items: int) -> tuple[bool, ...]:
+        """An array of n_items truth values, stored as booleans or as integers."""
+        rule = f"must be an array of {n_items} truth values"
+        array = self._array(key, rule, n_items)
+        if array.holds_strings or array.numbers().dtype.kind not in _INTEGER_KINDS + "b":
+            self.fail(key, rule)
+        return tuple(bool(item) for item in array.numbers())
+
+    def find_string_array(self, key: str) -> MetadataArray | None:
+        """An array of strings, not yet decoded; None when the key is missing."""
+        array = self.get(key)
+        if array is not None and not (isinstance(array, MetadataArray) and array.holds_strings):
+            self.fail(key, "must be an array of strings")
+        return array
+
+    def _array(self, key: str, rule: str, n_items: int | None) -> MetadataArray:
+        array = self.get(key)
+        if not isinstance(array, MetadataArray):
+            self.fail(key, rule)
+        if array.n_items != n_items if n_items is not None else not 1 <= array.n_items <= 4096:
+            self.fail(key, rule)
+        return array
+
+    def _scalar(self, key: str, rule: str, default: Any) -> Any:
+        value = self.get(key, default)
+        if value is _MISSING:
+            self.fail(key, rule)
+        if not isinstance(value, MetadataArray):
+            return value
+        if value.holds_strings or value.n_items == 0 or (value.numbers() != value.numbers()[0]).any():
+            self.fail(key, rule)
+        return value.numbers()[0].item()
+
+    def _int(self, key: str, low: int, high: int, default: Any) -> int:
+        rule = f"must be an integer in {low} to {high}"
+        value = self._scalar(key, rule, default)
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            self.fail(key, rule)
+        return value
+
+    def _float(self, key: str, low: float, high: float, default: Any) -> float:
+        rule = f"must be a number in {low:g} to {high:g}"
+        value = self._scalar(key, rule, default)
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            self.fail(key, rule)
+        if not math.isfinite(value) or not low <= value <= high:
+            self.fail(key, rule)
+        return float(value)
+
+    def _string(self, key: str, default: Any) -> str:
+        value = self.get(key, default)
+        if not isinstance(value, str):
+            self.fail(key, "must be a text")
+        return value
+
+    def _show(self, key: str) -> str:
+        value = self[key]
+        if not isinstance(value, MetadataArray):
+            shown = repr(value)
+        elif value.holds_strings or value.n_items > 64:
+            shown = f"an array of {value.n_items} {value.item_type.name} items"
+        else:
+            shown = str(value.numbers().tolist())
+        return shown if len(shown) <= _REPORT_CHARS else shown[: _REPORT_CHARS - 3] + "..."

@@ -263,7 +263,7 @@ class _HeaderWalk:
         if n_elements == 0 or n_elements // block_size * block_bytes > self.size:
             self.fail(f"tensor '{name}' has shape {list(ne)}, which its {self.size} bytes cannot hold")
         if ne[0] % block_size:
-            self.fail(f"rows of tensor '{name}' have {ne[0]} elements, no multiple of {tensor_type.name}'s {block_size}")
+            self.fail(f"tensor '{name}' has rows of {ne[0]}, but {tensor_type.name} packs {block_size} at a time")
         return n_elements // block_size * block_bytes
 
     def _check_data_section(self, claims: list[TensorClaim]) -> None:
@@ -273,7 +273,7 @@ class _HeaderWalk:
             if claim.offset % self.alignment:
                 self.fail(f"tensor '{claim.name}' is at offset {claim.offset}, no multiple of {self.alignment}")
             if claim.offset < end:
-                self.fail(f"tensor '{claim.name}' at offset {claim.offset} overlaps its predecessor, which ends at {end}")
+                self.fail(f"tensor '{claim.name}' at offset {claim.offset} overlaps the one that ends at {end}")
             end = claim.offset + claim.n_bytes
             if data_start + end > self.size:
                 self.fail(

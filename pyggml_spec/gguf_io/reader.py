@@ -83,7 +83,7 @@ def open_gguf(path: str | PathLike[str]) -> GgufFile:
     for shard in shards:
         twice = next((name for name in shard.tensors if name in tensors), None)
         if twice is not None:
-            raise ModelFileError(f"tensor '{twice}' is in '{shard.path}' and in an earlier shard; split the model again")
+            raise ModelFileError(f"tensor '{twice}' of '{shard.path}' is in an earlier shard; split the model again")
         tensors |= shard.tensors
     return GgufFile(paths, shards[0].metadata, tensors, shards[0].alignment)
 
@@ -108,7 +108,8 @@ def _open_shard(path: Path) -> GgufFile:
         reader = _LazyArrayReader(path, layout)
     except (ValueError, KeyError, IndexError, OverflowError, ArithmeticError, OSError) as error:
         raise ModelFileError(f"'{path}' is damaged: {error}; download or convert it again") from error
-    return GgufFile((path,), Metadata(reader.metadata_fields(), file=str(path)), reader.tensor_infos(), layout.alignment)
+    metadata = Metadata(reader.metadata_fields(), file=str(path))
+    return GgufFile((path,), metadata, reader.tensor_infos(), layout.alignment)
 
 
 def _check_split_keys(shards: list[GgufFile]) -> None:

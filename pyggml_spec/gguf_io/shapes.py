@@ -1,0 +1,70 @@
+"""Comparing the tensors of a file with the table its configuration implies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+
+import gguf
+
+from pyggml_spec.errors import ModelFileError
+from pyggml_spec.gguf_io.reader import GgufFile, TensorInfo
+
+Shape = tuple[int, ...]
+
+_F32_SUFFIXES = ("norm.weight", ".bias", ".ssm_a", ".ssm_conv1d.weight", "_conv_base")
+_NOT_FOR_MATRICES = frozenset({"Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"})
+
+
+def check_tensors(
+    file: GgufFile, expected: Mapping[str, Shape], *, skipped_prefixes: tuple[str, ...] = ()
+) -> dict[str, TensorInfo]:
+    """The tensors of `file` named by `expected` (name -> ne), after checking each one's shape and type.
+
+    Norms, biases, gates and convolutions must be F32 (they are operands of element-wise operations); the others may
+    have any type that matrices have. A tensor the table does not know is an error, because leaving it out would
+    change the result silently; names that start with one of skipped_prefixes are allowed and left out.
+    Raises ModelFileError naming the first offender.
+    """
+    _refuse_unknown(file, expected.keys(), skipped_prefixes)
+    for name, ne in expected.items():
+        _check_tensor(file, name, ne)
+    return {name: file.tensors[name] for name in expected}
+
+
+def _refuse_unknown(file: GgufFile, known: Set[str], skipped_prefixes: tuple[str, ...]) -> None:
+    for name in file.tensors:
+        if name not in known and not name.startswith(skipped_prefixes):
+            raise ModelFileError(
+                f"'{file.path}' has a tensor '{name}' that {file.architecture} models do not use here; "
+                "this variant of the model is not supported"
+            )
+
+
+def _check_tensor(file: GgufFile, name: str, ne: Shape) -> None:
+    tensor = file.tensors.get(name)
+    if tensor is None:
+        raise ModelFileError(f"'{file.path}' has no tensor '{name}' (expected ne={list(ne)}); convert the model again")
+    if trimmed_shape(tensor.ne) != trimmed_shape(ne):
+        raise ModelFileError(
+            f"tensor '{name}' of '{file.path}' has ne={list(tensor.ne)}, but its keys imply ne={list(ne)}; "
+            "convert the model again"
+        )
+    rule = _broken_type_rule(name, tensor.type)
+    if rule:
+        raise ModelFileError(f"tensor '{name}' of '{file.path}' has type {tensor.type.name}, but {rule}")
+
+
+def _broken_type_rule(name: str, tensor_type: gguf.GGMLQuantizationType) -> str:
+    if name == "d2t":
+        return "" if tensor_type == gguf.GGMLQuantizationType.I64 else "a draft-to-target table must be I64"
+    if name.endswith(_F32_SUFFIXES):
+        return "" if tensor_type == gguf.GGMLQuantizationType.F32 else "it must be F32: convert the model again"
+    return "no matrix has that type: requantise the model" if tensor_type.name in _NOT_FOR_MATRICES else ""
+
+
+def trimmed_shape(ne: Shape) -> Shape:
+    """ne without trailing ones: files may store [n] as [n, 1]."""
+    n_dims = len(ne)
+    while n_dims > 1 and ne[n_dims - 1] == 1:
+        n_dims -= 1
+    return ne[:n_dims]

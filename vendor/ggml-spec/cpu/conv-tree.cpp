@@ -1,0 +1,176 @@
+// Causal convolution over a draft tree: each node's taps are its ancestors' inputs, then the committed window.
+
+#include "spec-cpu.h"
+#include "spec-simd.h"
+#include "vec.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace ggml_spec {
+namespace {
+
+constexpr int     taps_max = 8;
+constexpr int64_t step     = 64;   // threads share the channels in multiples of it, itself one of every ISA's lanes
+constexpr int64_t block    = 256;  // channels handled at once: their weights and history stay in the first cache
+
+// Channels [begin, begin + n) and their rows in the work buffer.
+struct conv_part {
+    int64_t begin;
+    int64_t n;
+    int     n_taps;
+    float * weights;  // [n_taps][n], tap n_taps-1 is the node itself
+    float * history;  // [n_taps-1][n], oldest first
+};
+
+constexpr size_t part_bytes = block * (2 * taps_max - 1) * sizeof(float);
+
+// Rows of [n_rows][n] from memory that is [n][n_rows] starting at channel begin.
+void transpose_in(float * out, const float * in, int64_t n_rows, const conv_part & part) {
+    for (int64_t row = 0; row < n_rows; row++) {
+        for (int64_t i = 0; i < part.n; i++) {
+            out[row * part.n + i] = in[(part.begin + i) * n_rows + row];
+        }
+    }
+}
+
+void transpose_out(float * out, const float * in, int64_t n_rows, const conv_part & part) {
+    for (int64_t i = 0; i < part.n; i++) {
+        for (int64_t row = 0; row < n_rows; row++) {
+            out[(part.begin + i) * n_rows + row] = in[row * part.n + i];
+        }
+    }
+}
+
+// The last n_history of (history, appended) become the history.
+void advance_history(const conv_part & part, const float * const * appended, int64_t n_appended) {
+    const int64_t n_history = part.n_taps - 1;
+    const int64_t n_new     = n_appended < n_history ? n_appended : n_history;
+    const size_t  row_bytes = part.n * sizeof(float);
+    memmove(part.history, part.history + n_new * part.n, (n_history - n_new) * row_bytes);
+    for (int64_t i = 0; i < n_new; i++) {
+        memcpy(part.history + (n_history - n_new + i) * part.n, appended[i], row_bytes);
+    }
+}
+
+// Only the newest n_history of the rows matter; fills `newest` and returns how many.
+template <typename RowOf>
+int64_t newest_rows(const float ** newest, int64_t n_rows, int64_t n_history, RowOf row_of) {
+    const int64_t n = n_rows < n_history ? n_rows : n_history;
+    for (int64_t i = 0; i < n; i++) {
+        newest[i] = row_of(n_rows - n + i);
+    }
+    return n;
+}
+
+void convolve(const conv_part & part, const float * const * taps, float * out) {
+    for (int64_t i = 0; i < part.n; i += lanes) {
+        vec sum = mul(load(part.weights + i), load(taps[0] + i));
+        for (int t = 1; t < part.n_taps; t++) {
+            sum = madd(load(part.weights + t * part.n + i), load(taps[t] + i), sum);
+        }
+        store(out + i, sum);
+    }
+    ggml_vec_silu_f32((int) part.n, out, out);
+}
+
+// taps[n_taps-1] is the node; older taps are its ancestors, then the history.
+void collect_taps(const conv_part & part, const ggml_tensor * x, const int32_t * parents, int32_t node, const float ** taps) {
+    int t = part.n_taps - 1;
+    for (; t >= 0 && node >= 0; t--) {
+        taps[t] = column(x, node) + part.begin;
+        node    = parents[node];
+    }
+    for (int64_t row = part.n_taps - 2; t >= 0; t--, row--) {
+        taps[t] = part.history + row * part.n;
+    }
+}
+
+void run_nodes(const conv_part & part, const schedule & s, const int32_t * parents, const ggml_tensor * op) {
+    const ggml_tensor * x      = op->src[GGML_SPEC_CONV_SRC_X];
+    const ggml_tensor * bank_x = op->src[GGML_SPEC_CONV_SRC_BANK_X];
+    for (int32_t i = 0; i < s.n_nodes; i++) {
+        const int32_t node = s.fold ? i : s.nodes[i].node;
+        const float * taps[taps_max];
+        collect_taps(part, x, parents, node, taps);
+        convolve(part, taps, column(op, node) + part.begin);
+        if (!s.fold) {
+            memcpy(column(bank_x, node, s.write_bank) + part.begin, column(x, node) + part.begin, part.n * sizeof(float));
+        }
+    }
+}
+
+void mark_nodes(const schedule & s, int64_t n_columns, int32_t * parents, uint8_t * visited) {
+    memset(visited, 0, n_columns);
+    for (int32_t i = 0; i < s.n_nodes; i++) {
+        const int32_t node = s.fold ? i : s.nodes[i].node;
+        parents[node] = s.fold ? i - 1 : s.nodes[i].parent;
+        visited[node] = 1;
+    }
+}
+
+void zero_padding(const conv_part & part, const uint8_t * visited, ggml_tensor * op) {
+    for (int64_t i = 0; i < op->ne[1]; i++) {
+        if (!visited[i]) {
+            memset(column(op, i) + part.begin, 0, part.n * sizeof(float));
+        }
+    }
+}
+
+void commit(const conv_part & part, const schedule & s, const ggml_tensor * op) {
+    const ggml_tensor * x         = op->src[GGML_SPEC_CONV_SRC_X];
+    const ggml_tensor * window    = op->src[GGML_SPEC_CONV_SRC_WINDOW];
+    const ggml_tensor * bank_x    = op->src[GGML_SPEC_CONV_SRC_BANK_X];
+    const int64_t       n_history = part.n_taps - 1;
+    const float *       newest[taps_max];
+
+    int64_t n = newest_rows(newest, s.n_pending, n_history, [&](int64_t i) {
+        return column(bank_x, s.pending[i], s.pending_bank) + part.begin;
+    });
+    advance_history(part, newest, n);
+    if (s.fold) {
+        // The nodes still need the old history: write what the window becomes without going through it.
+        float * out = column(window, 0, s.state_slot);
+        n = newest_rows(newest, s.n_nodes, n_history, [&](int64_t i) { return column(x, i) + part.begin; });
+        for (int64_t i = 0; i < part.n; i++) {
+            for (int64_t row = 0; row < n_history; row++) {
+                const int64_t kept = row + n;  // index into (history, newest)
+                out[(part.begin + i) * n_history + row] =
+                    kept < n_history ? part.history[kept * part.n + i] : newest[kept - n_history][i];
+            }
+        }
+    } else if (s.n_pending > 0) {
+        transpose_out(column(window, 0, s.state_slot), part.history, n_history, part);
+    }
+}
+
+}  // namespace
+
+size_t conv_tree_work_size(int n_threads, const ggml_tensor * op) {
+    return n_threads * (part_bytes + padded(op->ne[1] * (sizeof(int32_t) + sizeof(uint8_t))));
+}
+
+void conv_tree_compute(const ggml_compute_params * params, ggml_tensor * op) {
+    const ggml_tensor * w      = op->src[GGML_SPEC_CONV_SRC_W];
+    const ggml_tensor * window = op->src[GGML_SPEC_CONV_SRC_WINDOW];
+    const ggml_tensor * bank_x = op->src[GGML_SPEC_CONV_SRC_BANK_X];
+    const schedule s = read_schedule(op->src[GGML_SPEC_CONV_SRC_SCHED], op->ne[1], bank_x->ne[1], window->ne[2]);
+
+    char *    work    = (char *) params->wdata + params->ith * (conv_tree_work_size(params->nth, op) / params->nth);
+    int32_t * parents = (int32_t *) (work + part_bytes);
+    uint8_t * visited = (uint8_t *) (parents + op->ne[1]);
+    mark_nodes(s, op->ne[1], parents, visited);
+
+    const range channels = share(op->ne[0], step, params->ith, params->nth);
+    for (int64_t begin = channels.begin; begin < channels.end; begin += block) {
+        conv_part part = { begin, std::min(block, channels.end - begin), (int) w->ne[0], (float *) work, nullptr };
+        part.history = part.weights + part.n_taps * part.n;
+        transpose_in(part.weights, (const float *) w->data, part.n_taps, part);
+        transpose_in(part.history, column(window, 0, s.state_slot), part.n_taps - 1, part);
+        commit(part, s, op);
+        run_nodes(part, s, parents, op);
+        zero_padding(part, visited, op);
+    }
+}
+
+}  // namespace ggml_spec

@@ -50,7 +50,7 @@ class RopeScaling:
     n_ctx_original: int
     beta_fast: float = 32.0
     beta_slow: float = 1.0
-    attention_factor: float = 1.0
+    attention_factor: float = 1.0  # on top of YaRN's own 1 + 0.1 ln(factor), as ggml's rope takes it
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,10 @@ class DrafterConfig:
     has_own_embeddings: bool = False
     has_own_head: bool = False
     has_reduced_vocabulary: bool = False  # a d2t table maps draft rows to target ids
+    has_confidence_bias: bool = False
+    n_vocab_target: int = 0  # token ids the drafter knows: rows of its embeddings and codebooks
+    n_ctx_train: int = 0  # tokens; 0 = the file does not say
+    rope_dims: int = 0  # leading dimensions of a head that rotate
 
     @property
     def draft_horizon(self) -> int:

@@ -1,6 +1,17 @@
 """Reading GGUF models: files, configurations, vocabularies. Needs no native code (except `weights`)."""
 
+from pyggml_spec.gguf_io.dialects import canonical_tensors
+from pyggml_spec.gguf_io.drafter import drafter_tensors, read_drafter_config
 from pyggml_spec.gguf_io.reader import GgufFile, TensorInfo, open_gguf
 from pyggml_spec.gguf_io.target import read_target_config, target_tensors
 
-__all__ = ["GgufFile", "TensorInfo", "open_gguf", "read_target_config", "target_tensors"]
+__all__ = [
+    "GgufFile",
+    "TensorInfo",
+    "canonical_tensors",
+    "drafter_tensors",
+    "open_gguf",
+    "read_drafter_config",
+    "read_target_config",
+    "target_tensors",
+]

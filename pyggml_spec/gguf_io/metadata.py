@@ -14,7 +14,6 @@ import numpy as np
 from pyggml_spec.errors import ModelFileError
 
 _REPORT_CHARS = 60
-_MISSING: Any = object()
 _INTEGER_KINDS = "iu"
 
 
@@ -89,27 +88,40 @@ class Metadata(Mapping[str, Any]):
 
     def require_int(self, key: str, low: int, high: int) -> int:
         """An integer in low..high; an array of equal integers counts as one (llama.cpp writes both)."""
-        return self._int(key, low, high, _MISSING)
+        rule = f"must be an integer in {low} to {high}"
+        value = self._scalar(key, rule)
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            self.fail(key, rule)
+        return value
 
     def find_int(self, key: str, low: int, high: int, default: int) -> int:
         """Like require_int, with a default for a missing key."""
-        return self._int(key, low, high, default)
+        return self.require_int(key, low, high) if key in self._fields else default
 
     def require_float(self, key: str, low: float, high: float) -> float:
         """A finite number in low..high."""
-        return self._float(key, low, high, _MISSING)
+        rule = f"must be a number in {low:g} to {high:g}"
+        value = self._scalar(key, rule)
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
+            self.fail(key, rule)
+        if not low <= value <= high:
+            self.fail(key, rule)
+        return float(value)
 
     def find_float(self, key: str, low: float, high: float, default: float) -> float:
         """Like require_float, with a default for a missing key."""
-        return self._float(key, low, high, default)
+        return self.require_float(key, low, high) if key in self._fields else default
 
     def require_string(self, key: str) -> str:
         """A text."""
-        return self._string(key, _MISSING)
+        value = self.get(key)
+        if not isinstance(value, str):
+            self.fail(key, "must be a text")
+        return value
 
     def find_string(self, key: str, default: str = "") -> str:
         """A text, with a default for a missing key."""
-        return self._string(key, default)
+        return self.require_string(key) if key in self._fields else default
 
     def find_bool(self, key: str, default: bool) -> bool:
         """A truth value, with a default for a missing key."""
@@ -152,37 +164,13 @@ class Metadata(Mapping[str, Any]):
             self.fail(key, rule)
         return array
 
-    def _scalar(self, key: str, rule: str, default: Any) -> Any:
-        value = self.get(key, default)
-        if value is _MISSING:
-            self.fail(key, rule)
+    def _scalar(self, key: str, rule: str) -> Any:
+        value = self.get(key)
         if not isinstance(value, MetadataArray):
             return value
         if value.holds_strings or value.n_items == 0 or (value.numbers() != value.numbers()[0]).any():
             self.fail(key, rule)
         return value.numbers()[0].item()
-
-    def _int(self, key: str, low: int, high: int, default: Any) -> int:
-        rule = f"must be an integer in {low} to {high}"
-        value = self._scalar(key, rule, default)
-        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-            self.fail(key, rule)
-        return value
-
-    def _float(self, key: str, low: float, high: float, default: Any) -> float:
-        rule = f"must be a number in {low:g} to {high:g}"
-        value = self._scalar(key, rule, default)
-        if not isinstance(value, (int, float)) or isinstance(value, bool):
-            self.fail(key, rule)
-        if not math.isfinite(value) or not low <= value <= high:
-            self.fail(key, rule)
-        return float(value)
-
-    def _string(self, key: str, default: Any) -> str:
-        value = self.get(key, default)
-        if not isinstance(value, str):
-            self.fail(key, "must be a text")
-        return value
 
     def _show(self, key: str) -> str:
         value = self[key]

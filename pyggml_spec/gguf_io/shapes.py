@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 
 import gguf
 
@@ -16,32 +16,30 @@ _NOT_FOR_MATRICES = frozenset({"Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"}
 
 
 def check_tensors(
-    file: GgufFile, expected: Mapping[str, Shape], *, skipped_prefixes: tuple[str, ...] = ()
-) -> dict[str, TensorInfo]:
-    """The tensors of `file` named by `expected` (name -> ne), after checking each one's shape and type.
+    file: GgufFile,
+    expected: Mapping[str, Shape],
+    tensors: Mapping[str, TensorInfo],
+    *,
+    skipped_prefixes: tuple[str, ...] = (),
+) -> None:
+    """Check that `tensors` (of `file`, perhaps renamed) are those of `expected` (name -> ne), with fitting types.
 
     Norms, biases, gates and convolutions must be F32 (they are operands of element-wise operations); the others may
     have any type that matrices have. A tensor the table does not know is an error, because leaving it out would
     change the result silently; names that start with one of skipped_prefixes are allowed and left out.
     Raises ModelFileError naming the first offender.
     """
-    _refuse_unknown(file, expected.keys(), skipped_prefixes)
     for name, ne in expected.items():
-        _check_tensor(file, name, ne)
-    return {name: file.tensors[name] for name in expected}
+        _check_tensor(file, tensors.get(name), name, ne)
+    unknown = [name for name in tensors if name not in expected and not name.startswith(skipped_prefixes)]
+    if unknown:
+        raise ModelFileError(
+            f"'{file.path}' has a tensor '{unknown[0]}' that plain {file.architecture} models do not have; "
+            "this variant of the model is not supported"
+        )
 
 
-def _refuse_unknown(file: GgufFile, known: Set[str], skipped_prefixes: tuple[str, ...]) -> None:
-    for name in file.tensors:
-        if name not in known and not name.startswith(skipped_prefixes):
-            raise ModelFileError(
-                f"'{file.path}' has a tensor '{name}' that {file.architecture} models do not use here; "
-                "this variant of the model is not supported"
-            )
-
-
-def _check_tensor(file: GgufFile, name: str, ne: Shape) -> None:
-    tensor = file.tensors.get(name)
+def _check_tensor(file: GgufFile, tensor: TensorInfo | None, name: str, ne: Shape) -> None:
     if tensor is None:
         raise ModelFileError(f"'{file.path}' has no tensor '{name}' (expected ne={list(ne)}); convert the model again")
     if trimmed_shape(tensor.ne) != trimmed_shape(ne):

@@ -35,7 +35,7 @@ def read_target_config(file: GgufFile) -> TargetConfig:
     _check_architecture(file)
     config = _config_from_keys(file)
     mtp_prefixes = tuple(f"blk.{layer}." for layer in range(config.n_layers, config.n_layers + _n_mtp(file.metadata)))
-    check_tensors(file, target_tensors(config), skipped_prefixes=mtp_prefixes)
+    check_tensors(file, target_tensors(config), file.tensors, skipped_prefixes=mtp_prefixes)
     return config
 
 

@@ -1,0 +1,155 @@
+"""Devices, the backend that computes on one, and the buffers that hold tensor data."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from pyggml_spec._native import ffi, lib
+from pyggml_spec.errors import DeviceError, OptionError
+from pyggml_spec.ggml.context import Context
+
+MAX_THREADS = 512  # ggml's own limit on a CPU thread pool
+
+
+@dataclass(frozen=True)
+class Device:
+    """One compute device as ggml reports it; memory in bytes."""
+
+    index: int
+    name: str
+    description: str
+    kind: str  # "cpu", "gpu", "igpu" or "accel"
+    memory_free: int
+    memory_total: int
+
+
+def list_devices() -> list[Device]:
+    """Every device this flavour of the native library can use."""
+    return [_describe(i) for i in range(lib.ggml_backend_dev_count())]
+
+
+def _describe(index: int) -> Device:
+    dev = lib.ggml_backend_dev_get(index)
+    free, total = ffi.new("size_t *"), ffi.new("size_t *")
+    lib.ggml_backend_dev_memory(dev, free, total)
+    kinds = {
+        lib.GGML_BACKEND_DEVICE_TYPE_CPU: "cpu",
+        lib.GGML_BACKEND_DEVICE_TYPE_GPU: "gpu",
+        lib.GGML_BACKEND_DEVICE_TYPE_IGPU: "igpu",
+    }
+    return Device(
+        index=index,
+        name=ffi.string(lib.ggml_backend_dev_name(dev)).decode(),
+        description=ffi.string(lib.ggml_backend_dev_description(dev)).decode(),
+        kind=kinds.get(lib.ggml_backend_dev_type(dev), "accel"),
+        memory_free=free[0],
+        memory_total=total[0],
+    )
+
+
+def choose_device(name: str = "auto") -> Device:
+    """The device called `name` (case-insensitive), or for "auto" the first GPU, else the CPU."""
+    devices = list_devices()
+    if name == "auto":
+        return next((d for d in devices if d.kind == "gpu"), devices[0])
+    for device in devices:
+        if device.name.lower() == name.lower():
+            return device
+    names = ", ".join(d.name.lower() for d in devices)
+    raise OptionError(f"device '{name}' is not available here; this install can use: {names} (see `pyggml-spec devices`)")
+
+
+def default_threads() -> int:
+    """CPUs this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return max(1, len(os.sched_getaffinity(0)))
+    return max(1, os.cpu_count() or 1)
+
+
+class Backend:
+    """One device opened for computing; on a CPU it owns a persistent thread pool of `n_threads`."""
+
+    def __init__(self, device: Device, n_threads: int | None = None) -> None:
+        self.device = device
+        self.n_threads = default_threads() if n_threads is None else n_threads
+        if not 1 <= self.n_threads <= MAX_THREADS:
+            raise OptionError(f"threads must be between 1 and {MAX_THREADS}, found {self.n_threads}")
+        self._pool = ffi.NULL
+        self.ptr = lib.ggml_backend_dev_init(lib.ggml_backend_dev_get(device.index), ffi.NULL)
+        if self.ptr == ffi.NULL:
+            raise DeviceError(f"device '{device.name}' could not be opened; see `pyggml-spec doctor`")
+        if device.kind == "cpu":
+            self._start_threads()
+
+    def _start_threads(self) -> None:
+        params = ffi.new("struct ggml_threadpool_params *")
+        lib.ggml_threadpool_params_init(params, self.n_threads)
+        self._pool = lib.ggml_threadpool_new(params)
+        if self._pool == ffi.NULL:
+            raise DeviceError(f"the operating system refused to start {self.n_threads} threads; use fewer")
+        lib.ggml_backend_cpu_set_n_threads(self.ptr, self.n_threads)
+        lib.ggml_backend_cpu_set_threadpool(self.ptr, self._pool)
+
+    def allocate(self, context: Context, what: str) -> Buffer:
+        """Memory on this device for every tensor of `context` that has none yet, filled with zeros."""
+        ptr = lib.ggml_backend_alloc_ctx_tensors(context.live(), self.ptr)
+        if ptr == ffi.NULL:
+            raise DeviceError(f"device '{self.device.name}' has no memory for {what}")
+        lib.ggml_backend_buffer_clear(ptr, 0)
+        return Buffer(ptr)
+
+    def compute(self, graph_ptr) -> None:
+        """Run a graph to its end; the GIL is released meanwhile."""
+        status = lib.ggml_backend_graph_compute(self.ptr, graph_ptr)
+        if status != lib.GGML_STATUS_SUCCESS:
+            text = ffi.string(lib.ggml_status_to_string(status)).decode()
+            raise DeviceError(f"device '{self.device.name}' failed in the middle of a graph ({text})")
+
+    def supports(self, tensor) -> bool:
+        """Whether the device has a kernel for this graph node."""
+        return bool(lib.ggml_backend_supports_op(self.ptr, tensor.ptr))
+
+    def close(self) -> None:
+        """Stop the threads and release the device; safe to call twice."""
+        if self.ptr != ffi.NULL:
+            lib.ggml_backend_free(self.ptr)
+            self.ptr = ffi.NULL
+        if self._pool != ffi.NULL:
+            lib.ggml_threadpool_free(self._pool)
+            self._pool = ffi.NULL
+
+    def __enter__(self) -> Backend:
+        return self
+
+    def __exit__(self, *exc) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_pool") and hasattr(self, "ptr") and lib is not None:
+            self.close()
+
+
+class Buffer:
+    """Device memory of a context's tensors."""
+
+    def __init__(self, ptr) -> None:
+        self.ptr = ptr
+
+    @property
+    def n_bytes(self) -> int:
+        return lib.ggml_backend_buffer_get_size(self.ptr) if self.ptr != ffi.NULL else 0
+
+    def clear(self, value: int = 0) -> None:
+        """Fill with one byte value (tests poison state with it)."""
+        lib.ggml_backend_buffer_clear(self.ptr, value)
+
+    def close(self) -> None:
+        """Release the memory; safe to call twice."""
+        if self.ptr != ffi.NULL:
+            lib.ggml_backend_buffer_free(self.ptr)
+            self.ptr = ffi.NULL
+
+    def __del__(self) -> None:
+        if hasattr(self, "ptr") and lib is not None:
+            self.close()

@@ -1,0 +1,186 @@
+"""Operations of a graph: every rule ggml would abort on is checked, then the call is made.
+
+Each function takes tensors of one context and returns the new node. Shapes are ne, fastest first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyggml_spec._native import ffi, lib
+from pyggml_spec.errors import ShapeError
+from pyggml_spec.ggml.context import Context
+from pyggml_spec.ggml.tensor import Tensor, require_f32, require_i32, require_type
+from pyggml_spec.ggml.types import F16, F32, Q8_0
+
+
+def _node(context: Context, ptr) -> Tensor:
+    return Tensor(context, ptr)
+
+
+def _check(holds: bool, rule: str, *operands: Tensor) -> None:
+    if not holds:
+        shapes = ", ".join(f"'{t.name}' {t.type.name} ne={list(t.ne)}" for t in operands)
+        raise ShapeError(f"{rule}; found {shapes}")
+
+
+def _begin(context: Context) -> object:
+    context.claim()
+    return context.live()
+
+
+def mul_mat(context: Context, weight: Tensor, x: Tensor) -> Tensor:
+    """Matrix product: weight [K, M], x [K, N] -> f32 [M, N]."""
+    _check(weight.ne[0] == x.ne[0], "mul_mat needs equal first sizes", weight, x)
+    _check(x.ne[2] % weight.ne[2] == 0 and x.ne[3] % weight.ne[3] == 0, "mul_mat cannot broadcast these", weight, x)
+    _check(weight.has_contiguous_rows and x.has_contiguous_rows, "mul_mat needs contiguous rows", weight, x)
+    require_type(x, F32, F16, what="the right operand of mul_mat")
+    return _node(context, lib.ggml_mul_mat(_begin(context), weight.ptr, x.ptr))
+
+
+def _elementwise(call, name: str, context: Context, a: Tensor, b: Tensor) -> Tensor:
+    require_f32(a, f"the left operand of {name}")
+    require_f32(b, f"the right operand of {name}")
+    _check(all(n % m == 0 for n, m in zip(a.ne, b.ne, strict=True)), f"{name} cannot repeat the second to the first", a, b)
+    return _node(context, call(_begin(context), a.ptr, b.ptr))
+
+
+def add(context: Context, a: Tensor, b: Tensor) -> Tensor:
+    """a + b, b repeated to a's shape."""
+    return _elementwise(lib.ggml_add, "add", context, a, b)
+
+
+def mul(context: Context, a: Tensor, b: Tensor) -> Tensor:
+    """a * b, b repeated to a's shape."""
+    return _elementwise(lib.ggml_mul, "mul", context, a, b)
+
+
+def rms_norm(context: Context, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight over the first axis; weight [ne0]."""
+    require_f32(x, "rms_norm's input")
+    _check(x.has_contiguous_rows and weight.ne[0] == x.ne[0], "rms_norm needs rows as long as its weight", x, weight)
+    return mul(context, _node(context, lib.ggml_rms_norm(_begin(context), x.ptr, eps)), weight)
+
+
+def scale(context: Context, x: Tensor, factor: float) -> Tensor:
+    """x * factor."""
+    require_f32(x, "scale's input")
+    return _node(context, lib.ggml_scale(_begin(context), x.ptr, factor))
+
+
+def tanh(context: Context, x: Tensor) -> Tensor:
+    """Hyperbolic tangent, elementwise."""
+    _check(x.is_contiguous, "tanh needs a contiguous input", x)
+    return _node(context, lib.ggml_tanh(_begin(context), x.ptr))
+
+
+def swiglu_split(context: Context, gate: Tensor, x: Tensor) -> Tensor:
+    """silu(gate) * x, both of one shape."""
+    require_f32(gate, "swiglu's gate")
+    require_f32(x, "swiglu's input")
+    _check(gate.ne == x.ne and gate.has_contiguous_rows and x.has_contiguous_rows, "swiglu needs equal shapes", gate, x)
+    return _node(context, lib.ggml_swiglu_split(_begin(context), gate.ptr, x.ptr))
+
+
+def get_rows(context: Context, table: Tensor, ids: Tensor) -> Tensor:
+    """Rows of table [ne0, n_rows] named by ids i32 [n] -> f32 [ne0, n]. The caller range-checks the ids."""
+    require_i32(ids, "get_rows' ids")
+    _check(ids.ne[1:] == (1, 1, 1) and table.ne[2:] == (1, 1), "get_rows takes a matrix and a list of ids", table, ids)
+    return _node(context, lib.ggml_get_rows(_begin(context), table.ptr, ids.ptr))
+
+
+def set_rows(context: Context, table: Tensor, rows: Tensor, ids: Tensor) -> Tensor:
+    """Write rows f32 [ne0, n] into table [ne0, n_rows] (f32, f16 or q8_0) at ids i32 [n]; returns the table.
+
+    The caller range-checks the ids: the kernel does not.
+    """
+    require_i32(ids, "set_rows' ids")
+    require_f32(rows, "set_rows' rows")
+    require_type(table, F32, F16, Q8_0, what="set_rows' table")
+    _check(
+        table.ne[0] == rows.ne[0] and rows.ne[1] == ids.ne[0] and table.ne[2:] == rows.ne[2:] == (1, 1)
+        and ids.ne[1:] == (1, 1, 1) and rows.has_contiguous_rows and table.has_contiguous_rows,
+        "set_rows needs rows as long as the table's and one id a row", table, rows, ids,
+    )  # fmt: skip
+    return _node(context, lib.ggml_set_rows(_begin(context), table.ptr, rows.ptr, ids.ptr))
+
+
+def reshape(context: Context, x: Tensor, ne: Sequence[int]) -> Tensor:
+    """The same values of a contiguous tensor under another shape of 1 to 4 sizes."""
+    product = 1
+    for n in ne:
+        product *= n
+    _check(x.is_contiguous and product == x.n_values and 1 <= len(ne) <= 4, f"cannot reshape to ne={list(ne)}", x)
+    sizes = [*ne, *([1] * (4 - len(ne)))]
+    return _node(context, lib.ggml_reshape_4d(_begin(context), x.ptr, *sizes))
+
+
+def view(context: Context, x: Tensor, ne: Sequence[int], strides: Sequence[int] = (), offset: int = 0) -> Tensor:
+    """A window into x: sizes ne, `strides` in bytes for axes 1.. (len(ne) - 1 of them), `offset` in bytes.
+
+    The last byte the window reaches must lie inside x.
+    """
+    if not 1 <= len(ne) <= 4 or len(strides) != len(ne) - 1:
+        raise ShapeError(f"a view of ne={list(ne)} needs {len(ne) - 1} strides, found {list(strides)}")
+    last = offset + x.type.row_bytes(ne[0]) + sum((n - 1) * s for n, s in zip(ne[1:], strides, strict=True))
+    _check(ne[0] % x.type.block_size == 0 and 0 <= offset and last <= x.n_bytes, f"view ne={list(ne)} leaves its source", x)
+    sizes = [*ne, *([1] * (4 - len(ne)))]
+    steps = list(strides)
+    while len(steps) < 3:
+        steps.append((steps[-1] if steps else x.type.row_bytes(ne[0])) * sizes[len(steps)])
+    return _node(context, lib.ggml_view_4d(_begin(context), x.ptr, *sizes, *steps, offset))
+
+
+def contiguous(context: Context, x: Tensor) -> Tensor:
+    """A contiguous copy."""
+    return _node(context, lib.ggml_cont(_begin(context), x.ptr))
+
+
+def rope(
+    context: Context,
+    x: Tensor,
+    pos: Tensor,
+    *,
+    n_dims: int,
+    theta: float,
+    n_ctx_original: int = 0,
+    factor: float = 1.0,
+    yarn_mix: float = 0.0,
+    attention_factor: float = 1.0,
+    beta_fast: float = 32.0,
+    beta_slow: float = 1.0,
+) -> Tensor:
+    """Rotary embedding (half-split pairs) of the first n_dims of x [D, H, N] at positions pos i32 [N].
+
+    Multi-section rope with equal text positions in all used sections is this same rotation.
+    """
+    require_i32(pos, "rope's positions")
+    require_f32(x, "rope's input")
+    _check(
+        x.ne[2] == pos.ne[0] and pos.ne[1:] == (1, 1, 1) and n_dims % 2 == 0 and 0 < n_dims <= x.ne[0],
+        f"rope of {n_dims} dimensions does not fit", x, pos,
+    )  # fmt: skip
+    return _node(
+        context,
+        lib.ggml_rope_ext(
+            _begin(context), x.ptr, pos.ptr, ffi.NULL, n_dims, lib.GGML_ROPE_TYPE_NEOX, n_ctx_original,
+            theta, 1.0 / factor, yarn_mix, attention_factor, beta_fast, beta_slow,
+        ),
+    )  # fmt: skip
+
+
+def flash_attention(context: Context, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale_: float) -> Tensor:
+    """Masked attention for wide batches: q f32 [D, N, H], k and v [D, n_kv, H_kv], mask f16 [n_kv, N] -> [D, H, N]."""
+    require_type(mask, F16, what="the attention mask")
+    _check(
+        q.ne[0] == k.ne[0] == v.ne[0] and k.ne[1] == v.ne[1] == mask.ne[0] and q.ne[1] == mask.ne[1]
+        and k.ne[2] == v.ne[2] and q.ne[2] % k.ne[2] == 0 and mask.is_contiguous,
+        "attention operands do not fit together", q, k, v, mask,
+    )  # fmt: skip
+    return _node(context, lib.ggml_flash_attn_ext(_begin(context), q.ptr, k.ptr, v.ptr, mask.ptr, scale_, 0.0, 0.0))
+
+
+def permute(context: Context, x: Tensor, axes: Sequence[int]) -> Tensor:
+    """Axis i of x becomes axis axes[i] of the result; nothing moves."""
+    _check(sorted(axes) == [0, 1, 2, 3], f"permute needs a permutation of 0..3, found {list(axes)}", x)
+    return _node(context, lib.ggml_permute(_begin(context), x.ptr, *axes))

@@ -1,0 +1,114 @@
+"""A tensor of a context: shape known to Python, data on whatever device its buffer lives on."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pyggml_spec._native import ffi, lib
+from pyggml_spec.errors import ShapeError
+from pyggml_spec.ggml.types import F32, I32, TensorType, type_by_number
+
+_NUMPY_TYPES = {"f32": np.dtype(np.float32), "f16": np.dtype(np.float16), "i32": np.dtype(np.int32)}
+
+
+class Tensor:
+    """A view of one `ggml_tensor`; it keeps its context alive, which owns the memory of the descriptor.
+
+    Attributes: `ne` four sizes, fastest first; `type`; `ptr` the C pointer.
+    """
+
+    __slots__ = ("context", "ne", "ptr", "type")
+
+    def __init__(self, context, ptr) -> None:
+        self.context = context
+        self.ptr = ptr
+        ne = ptr.ne
+        self.ne = (ne[0], ne[1], ne[2], ne[3])
+        self.type: TensorType = type_by_number(ptr.type)
+
+    @property
+    def name(self) -> str:
+        return ffi.string(self.ptr.name).decode(errors="replace")
+
+    @property
+    def nb(self) -> tuple[int, int, int, int]:
+        """Strides in bytes, same order as `ne`."""
+        nb = self.ptr.nb
+        return (nb[0], nb[1], nb[2], nb[3])
+
+    @property
+    def n_bytes(self) -> int:
+        return lib.ggml_nbytes(self.ptr)
+
+    @property
+    def n_values(self) -> int:
+        return self.ne[0] * self.ne[1] * self.ne[2] * self.ne[3]
+
+    @property
+    def is_contiguous(self) -> bool:
+        return bool(lib.ggml_is_contiguous(self.ptr))
+
+    @property
+    def has_contiguous_rows(self) -> bool:
+        return self.ptr.nb[0] == self.type.block_bytes
+
+    def named(self, name: str) -> Tensor:
+        """Name the tensor (llama.cpp's tensor name, for graph dumps) and return it."""
+        lib.ggml_set_name(self.ptr, name.encode())
+        return self
+
+    def set(self, values: np.ndarray, offset_bytes: int = 0) -> None:
+        """Upload the bytes of a C-contiguous array; raises ShapeError when they do not fit."""
+        if self.ptr.buffer == ffi.NULL and (self.ptr.view_src == ffi.NULL or self.ptr.view_src.buffer == ffi.NULL):
+            raise ShapeError(f"tensor '{self.name}' has no memory yet; allocate its graph or buffer before uploading")
+        if offset_bytes < 0 or offset_bytes + values.nbytes > self.n_bytes:
+            raise ShapeError(
+                f"upload of {values.nbytes} bytes at offset {offset_bytes} does not fit tensor '{self.name}' "
+                f"of {self.n_bytes} bytes"
+            )
+        if values.nbytes:
+            lib.ggml_backend_tensor_set(self.ptr, ffi.from_buffer(values), offset_bytes, values.nbytes)
+
+    def get(self, out: np.ndarray | None = None) -> np.ndarray:
+        """Download the data of a contiguous tensor as (rows, cols)-ordered NumPy array (shape = ne reversed)."""
+        if out is None:
+            out = np.empty(self.ne[::-1], dtype=self._numpy_type())
+        if out.nbytes != self.n_bytes:
+            raise ShapeError(f"tensor '{self.name}' has {self.n_bytes} bytes, the output array {out.nbytes}")
+        lib.ggml_backend_tensor_get(self.ptr, ffi.from_buffer(out), 0, out.nbytes)
+        return out
+
+    def host_view(self) -> np.ndarray | None:
+        """The data itself as an array of shape ne reversed, or None when it is not in host memory.
+
+        The view is valid while the tensor's buffer lives; the caller keeps the owner.
+        """
+        buffer = self.ptr.buffer
+        if buffer == ffi.NULL or not lib.ggml_backend_buffer_is_host(buffer) or not self.is_contiguous:
+            return None
+        raw = ffi.buffer(self.ptr.data, self.n_bytes)
+        return np.frombuffer(raw, dtype=self._numpy_type()).reshape(self.ne[::-1])
+
+    def _numpy_type(self) -> np.dtype:
+        try:
+            return _NUMPY_TYPES[self.type.name]
+        except KeyError:
+            raise ShapeError(f"tensor '{self.name}' of type {self.type.name} has no NumPy counterpart") from None
+
+    def __repr__(self) -> str:
+        return f"Tensor('{self.name}', {self.type.name}, ne={list(self.ne)})"
+
+
+def require_type(tensor: Tensor, *types: TensorType, what: str) -> None:
+    """Raise ShapeError unless `tensor` has one of `types`."""
+    if tensor.type not in types:
+        wanted = " or ".join(t.name for t in types)
+        raise ShapeError(f"{what} must be {wanted}, but '{tensor.name}' is {tensor.type.name}")
+
+
+def require_f32(tensor: Tensor, what: str) -> None:
+    require_type(tensor, F32, what=what)
+
+
+def require_i32(tensor: Tensor, what: str) -> None:
+    require_type(tensor, I32, what=what)

@@ -1,0 +1,113 @@
+"""Recurrent state of the Gated DeltaNet layers: durable state, convolution window, factor banks and their rotation.
+
+A verify reads the pending bank, folds the pending rows into the durable state and writes its own factors to the other
+bank. Accepting a path makes its rows pending and flips the banks: nothing is copied.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pyggml_spec.ggml import F32, Backend, Context, Tensor
+from pyggml_spec.ggml.spec_ops import BANK_U_EXTRA
+from pyggml_spec.records import TargetConfig
+
+
+@dataclass(frozen=True)
+class LayerState:
+    """Tensors of one recurrent layer, every sequence in its slot."""
+
+    state: Tensor  # f32 [S, S, H_v, n_slots], row j of memory is column j of S
+    window: Tensor  # f32 [K-1, C, n_slots]
+    bank_k: Tensor  # f32 [S, H_k, n_rows, 2 n_slots]
+    bank_u: Tensor  # f32 [S+4, H_v, n_rows, 2 n_slots]
+    bank_x: Tensor  # f32 [C, n_rows, 2 n_slots]
+
+
+class RecurrentState:
+    """State and banks of all recurrent layers for `n_slots` sequences and verifies of up to `n_rows` nodes."""
+
+    def __init__(self, backend: Backend, config: TargetConfig, *, n_slots: int, n_rows: int) -> None:
+        self.n_slots = n_slots
+        self.n_rows = n_rows
+        n_layers = sum(config.recurrent_layers)
+        self._context = Context(max(1, 5 * n_layers))
+        self.layers = {
+            i: self._new_layer(config, i) for i, recurrent in enumerate(config.recurrent_layers) if recurrent
+        }
+        self._buffer = backend.allocate(self._context, f"the recurrent state of {n_slots} sequences") if n_layers else None
+
+    def _new_layer(self, config: TargetConfig, i: int) -> LayerState:
+        s, h_k, h_v, c = config.state_size, config.n_heads_k, config.n_heads_v, config.n_conv_channels
+        n_banks = 2 * self.n_slots
+
+        def new(ne: list[int], name: str) -> Tensor:
+            return self._context.new_tensor(F32, ne, f"{name}_l{i}")
+
+        return LayerState(
+            state=new([s, s, h_v, self.n_slots], "state"),
+            window=new([config.conv_taps - 1, c, self.n_slots], "window"),
+            bank_k=new([s, h_k, self.n_rows, n_banks], "bank_k"),
+            bank_u=new([s + BANK_U_EXTRA, h_v, self.n_rows, n_banks], "bank_u"),
+            bank_x=new([c, self.n_rows, n_banks], "bank_x"),
+        )
+
+    @property
+    def bank_bytes(self) -> int:
+        """Memory of the factor banks."""
+        return sum(t.n_bytes for layer in self.layers.values() for t in (layer.bank_k, layer.bank_u, layer.bank_x))
+
+    @property
+    def state_bytes(self) -> int:
+        """Memory of the durable states and windows: what ONE snapshot per sequence would take."""
+        return sum(t.n_bytes for layer in self.layers.values() for t in (layer.state, layer.window))
+
+    def clear_slot(self, slot: int) -> None:
+        """Zero the durable state and window of one sequence."""
+        for layer in self.layers.values():
+            for tensor in (layer.state, layer.window):
+                n_bytes = tensor.n_bytes // self.n_slots
+                tensor.set(np.zeros(n_bytes, np.uint8), slot * n_bytes)
+
+    def hashes(self, slot: int) -> list[str]:
+        """One digest per recurrent layer of the durable state and window of `slot` (tests compare runs with it)."""
+        return [
+            hashlib.sha256(layer.state.get()[slot].tobytes() + layer.window.get()[slot].tobytes()).hexdigest()[:16]
+            for layer in self.layers.values()
+        ]
+
+    def close(self) -> None:
+        """Free the device memory; safe to call twice."""
+        if self._buffer is not None:
+            self._buffer.close()
+        self._context.close()
+
+
+@dataclass
+class Rotation:
+    """Which bank of a slot is pending, and which of its rows are accepted but not folded yet."""
+
+    slot: int
+    pending_rows: list[int] = field(default_factory=list)
+    parity: int = 0
+
+    @property
+    def pending_bank(self) -> int:
+        return 2 * self.slot + self.parity
+
+    @property
+    def write_bank(self) -> int:
+        return 2 * self.slot + 1 - self.parity
+
+    def accept(self, path: Sequence[int]) -> None:
+        """After a verify: its rows on the accepted path become pending."""
+        self.pending_rows = list(path)
+        self.parity ^= 1
+
+    def clear(self) -> None:
+        """Nothing is pending: after a flush, a prefill chunk, or a verify whose result was discarded."""
+        self.pending_rows = []

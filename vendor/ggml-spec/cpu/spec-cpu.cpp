@@ -26,7 +26,7 @@ schedule read_schedule(const ggml_tensor * sched, int64_t n_columns, int64_t n_r
     GGML_ASSERT(s.state_slot >= 0 && s.state_slot < n_slots && "schedule names a slot that does not exist");
     GGML_ASSERT(s.pending_bank >= 0 && s.pending_bank < 2 * n_slots && "schedule names a pending bank that does not exist");
     GGML_ASSERT(s.write_bank >= 0 && s.write_bank < 2 * n_slots && "schedule names a write bank that does not exist");
-    GGML_ASSERT(s.n_levels >= 0 && s.n_levels <= ggml_spec_levels_max(n_columns) && "schedule is deeper than heavy-light order");
+    GGML_ASSERT(s.n_levels >= 0 && s.n_levels <= ggml_spec_levels_max(s.n_nodes) && "schedule is deeper than heavy-light order");
     return s;
 }
 

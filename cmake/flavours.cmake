@@ -1,0 +1,46 @@
+# Which flavours to build. _native/flavours.py is the only place that knows them.
+function(pyggml_spec_ask_flavours result)
+    execute_process(COMMAND "${Python_EXECUTABLE}" -I "${native_dir}/flavours.py" ${ARGN}
+        OUTPUT_VARIABLE answer OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+    set(${result} "${answer}" PARENT_SCOPE)
+endfunction()
+
+function(pyggml_spec_flavours result)
+    set(names "${PYGGML_SPEC_FLAVOURS}")
+    if(names STREQUAL "default" OR names STREQUAL "all")
+        pyggml_spec_ask_flavours(names ${names})
+    endif()
+    if(NOT names)
+        message(FATAL_ERROR "No flavour fits this ${CMAKE_SYSTEM_PROCESSOR} machine: it needs x86-64 with SSE4.2 or 64-bit ARM.")
+    endif()
+    foreach(name IN LISTS names)
+        pyggml_spec_ask_flavours(options options "${name}")
+        if(NOT options)
+            pyggml_spec_ask_flavours(all all)
+            message(FATAL_ERROR "PYGGML_SPEC_FLAVOURS names '${name}', which is not one of: default, all, native, ${all}.")
+        endif()
+    endforeach()
+    set(${result} "${names}" PARENT_SCOPE)
+endfunction()
+
+# One child build per flavour: upstream's targets can exist only once in a project. The children run one after another,
+# each with all jobs.
+function(pyggml_spec_add_children names)
+    include(ExternalProject)
+    foreach(name IN LISTS names)
+        ExternalProject_Add(${name}
+            SOURCE_DIR "${CMAKE_CURRENT_SOURCE_DIR}"
+            BINARY_DIR "${CMAKE_BINARY_DIR}/${name}"
+            INSTALL_COMMAND ""
+            BUILD_ALWAYS ON
+            USES_TERMINAL_CONFIGURE ON
+            USES_TERMINAL_BUILD ON
+            CMAKE_ARGS
+                "-DPYGGML_SPEC_FLAVOURS=${name}"
+                "-DPYGGML_SPEC_UPSTREAM_DIR=${upstream_dir}"
+                "-DCMAKE_BUILD_TYPE=${CMAKE_BUILD_TYPE}"
+                "-DPython_EXECUTABLE=${Python_EXECUTABLE}"
+                "-DCMAKE_MAKE_PROGRAM=${CMAKE_MAKE_PROGRAM}")
+        install(FILES "${CMAKE_BINARY_DIR}/${name}/_ggml_${name}.abi3.so" DESTINATION pyggml_spec/_native COMPONENT pyggml_spec)
+    endforeach()
+endfunction()

@@ -5,7 +5,9 @@ Shapes of weights follow ggml's order ne = [fastest, ...]; NumPy arrays are (row
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 DrafterKind = Literal["dflash", "dspark", "dflash2"]
@@ -98,6 +100,41 @@ class DrafterConfig:
     def draft_horizon(self) -> int:
         """New tokens one block can propose."""
         return self.draft_block_size if self.sample_from_anchor else self.draft_block_size - 1
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """A tokenizer as its file describes it; the long lists are decoded at first use."""
+
+    file: str  # for error messages
+    model: str  # kind of tokenizer, "gpt2" = byte-level BPE
+    pre_tokenizer: str  # name of the rule that splits text into words
+    n_tokens: int
+    load_tokens: Callable[[], list[bytes]]
+    load_merges: Callable[[], list[bytes]]
+    load_token_types: Callable[[], list[int]]
+    bos_id: int | None = None
+    eos_id: int | None = None
+    eot_id: int | None = None
+    pad_id: int | None = None
+    mask_id: int | None = None
+    add_bos: bool = False
+    chat_template: str | None = None
+
+    @cached_property
+    def tokens(self) -> list[bytes]:
+        """Text of every token as stored: byte-level BPE spells bytes as printable characters, in UTF-8."""
+        return self.load_tokens()
+
+    @cached_property
+    def merges(self) -> list[bytes]:
+        """Merge rules, best first: two tokens separated by a space."""
+        return self.load_merges()
+
+    @cached_property
+    def token_types(self) -> list[int]:
+        """Kind of every token in GGUF's numbering (1 normal, 3 control, 4 user-defined, 5 unused)."""
+        return self.load_token_types()
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,171 @@
+"""Byte-level BPE on Hugging Face `tokenizers`, built from a GGUF vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cached_property
+
+import tokenizers
+from tokenizers import models, normalizers, pre_tokenizers
+
+from pyggml_spec.errors import ModelFileError, OptionError
+from pyggml_spec.records import Vocabulary
+from pyggml_spec.tokenizer.byte_alphabet import byte_of_character
+from pyggml_spec.tokenizer.stream import StreamDecoder
+
+_CONTROL, _USER_DEFINED = 3, 4
+_END_TEXTS = (b"<|endoftext|>", b"<|im_end|>")  # end an answer whichever of them the file calls end of text
+
+
+class Tokenizer:
+    """Encodes and decodes text with one vocabulary; ids are those of the file.
+
+    Raises ModelFileError for a kind of vocabulary or a pre-tokenizer that is not supported.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        if vocabulary.model != "gpt2":
+            raise ModelFileError(
+                f"'{vocabulary.file}' has a tokenizer of kind '{vocabulary.model}'; only byte-level BPE ('gpt2') works"
+            )
+        self.vocabulary = vocabulary
+        self._split_pattern = _split_pattern(vocabulary)
+        self._byte_of = byte_of_character()
+        self._token_bytes: dict[int, bytes] = {}
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of the vocabulary."""
+        return self.vocabulary.n_tokens
+
+    @cached_property
+    def end_ids(self) -> frozenset[int]:
+        """Tokens that end a text or an answer."""
+        named = {self.vocabulary.eos_id, self.vocabulary.eot_id} - {None}
+        control = {self.vocabulary.tokens[token_id]: token_id for token_id in self._ids_of_type(_CONTROL)}
+        return frozenset(named | {control[text] for text in _END_TEXTS if text in control})
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Control tokens: they steer the model and have no text of their own."""
+        return frozenset(self._ids_of_type(_CONTROL))
+
+    def encode(self, text: str, *, parse_special: bool = True, add_bos: bool | None = None) -> list[int]:
+        """Token ids of `text`, normalised to NFC.
+
+        parse_special: whether the spelling of a control token, such as <|im_end|>, becomes that token.
+        add_bos: whether to begin with the begin-of-text token; None = as the file says.
+        Raises OptionError when the text is not valid Unicode (an undecodable byte of the command line, say).
+        """
+        try:
+            self._encoder.encode_special_tokens = not parse_special
+            ids: list[int] = self._encoder.encode(text, add_special_tokens=False).ids
+        except (UnicodeEncodeError, TypeError) as error:
+            raise OptionError(f"the text cannot be tokenised: {error}; give valid Unicode text") from error
+        bos_id = self.vocabulary.bos_id
+        wants_bos = self.vocabulary.add_bos if add_bos is None else add_bos
+        return [bos_id, *ids] if wants_bos and bos_id is not None else ids
+
+    def decode(self, token_ids: Iterable[int], *, with_special: bool = False) -> str:
+        """The text of the tokens; control tokens are left out unless with_special. Invalid UTF-8 becomes U+FFFD."""
+        text_of = self.token_bytes if with_special else self._visible_bytes
+        return b"".join(map(text_of, token_ids)).decode("utf-8", errors="replace")
+
+    def stream(self, *, with_special: bool = False) -> StreamDecoder:
+        """A decoder for tokens that arrive one by one."""
+        return StreamDecoder(self.token_bytes if with_special else self._visible_bytes)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes a token stands for; a control token gives its spelling. Raises OptionError outside the range."""
+        known = self._token_bytes.get(token_id)
+        if known is None:
+            known = self._token_bytes[token_id] = self._spell(token_id)
+        return known
+
+    def _visible_bytes(self, token_id: int) -> bytes:
+        return b"" if token_id in self.special_ids else self.token_bytes(token_id)
+
+    def _spell(self, token_id: int) -> bytes:
+        if not 0 <= token_id < self.n_tokens:
+            raise OptionError(f"token id {token_id} is outside the vocabulary of {self.n_tokens} tokens")
+        stored = self.vocabulary.tokens[token_id]
+        if self.vocabulary.token_types[token_id] in (_CONTROL, _USER_DEFINED):
+            return stored
+        try:
+            return bytes(self._byte_of[character] for character in stored.decode("utf-8"))
+        except (UnicodeDecodeError, KeyError):
+            return stored  # a padding entry or the like, outside the byte alphabet
+
+    def _ids_of_type(self, token_type: int) -> list[int]:
+        return [token_id for token_id, kind in enumerate(self.vocabulary.token_types) if kind == token_type]
+
+    @cached_property
+    def _encoder(self) -> tokenizers.Tokenizer:
+        encoder = tokenizers.Tokenizer(_bpe_model(self.vocabulary))
+        encoder.normalizer = normalizers.NFC()
+        encoder.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(tokenizers.Regex(self._split_pattern), behavior="isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
+        encoder.add_special_tokens(self._added_tokens(_CONTROL))
+        encoder.add_tokens(self._added_tokens(_USER_DEFINED))
+        return encoder
+
+    def _added_tokens(self, token_type: int) -> list[tokenizers.AddedToken]:
+        texts = [_text(self.vocabulary, token_id) for token_id in self._ids_of_type(token_type)]
+        is_special = token_type == _CONTROL
+        return [tokenizers.AddedToken(text, normalized=False, special=is_special) for text in texts if text]
+
+
+def _split_pattern(vocabulary: Vocabulary) -> str:
+    """The rule that cuts text into words before merging: the same for both Qwen generations but for combining marks.
+
+    In order: English contractions; a word with at most one leading symbol; one digit; a run of symbols with the line
+    breaks after it; line breaks with the blanks before them; blanks, leaving one for a following word.
+    """
+    marks = {"qwen2": "", "qwen35": r"\p{M}"}.get(vocabulary.pre_tokenizer)
+    if marks is None:
+        raise ModelFileError(
+            f"'{vocabulary.file}' splits text by the rule '{vocabulary.pre_tokenizer}'; "
+            "only 'qwen2' and 'qwen35' are supported"
+        )
+    letter = r"[\p{L}" + marks + "]"
+    symbol = r"[^\s\p{L}\p{N}" + marks + "]"
+    return "|".join(
+        [
+            r"(?i:'(?:s|t|re|ve|m|ll|d))",
+            r"[^\r\n\p{L}\p{N}]?" + letter + "+",
+            r"\p{N}",
+            " ?" + symbol + r"+[\r\n]*",
+            r"\s*[\r\n]+",
+            r"\s+(?!\S)",
+            r"\s+",
+        ]
+    )
+
+
+def _bpe_model(vocabulary: Vocabulary) -> models.BPE:
+    ids = {_text(vocabulary, token_id): token_id for token_id in range(vocabulary.n_tokens)}
+    if len(ids) != vocabulary.n_tokens:
+        raise ModelFileError(f"the vocabulary of '{vocabulary.file}' has the same token twice; convert the model again")
+    try:
+        merges = [_merge_pair(vocabulary, merge) for merge in vocabulary.merges]
+        return models.BPE(vocab=ids, merges=merges)
+    except ModelFileError:
+        raise
+    except Exception as error:  # the package raises bare Exception
+        raise ModelFileError(f"the merges of '{vocabulary.file}' do not fit its tokens: {error}") from error
+
+
+def _merge_pair(vocabulary: Vocabulary, merge: bytes) -> tuple[str, str]:
+    left, blank, right = merge.decode("utf-8", errors="replace").partition(" ")
+    if not blank or not left or not right:
+        raise ModelFileError(f"the vocabulary of '{vocabulary.file}' has the merge {merge!r}, no pair of tokens")
+    return left, right
+
+
+def _text(vocabulary: Vocabulary, token_id: int) -> str:
+    # "surrogateescape" would make text the Rust side cannot hold; replacement characters stay unique enough to refuse
+    return vocabulary.tokens[token_id].decode("utf-8", errors="replace")

@@ -43,7 +43,10 @@ class DraftBlock:
 
 
 class TargetSequence(Protocol):
-    """One sequence on the target: `length` committed tokens are in its caches, the anchor is not among them."""
+    """One sequence on the target: `length` committed tokens are in its caches, the anchor is not among them.
+
+    A target whose last call failed half-way may also say so with `is_void`: only `reset` makes it usable again.
+    """
 
     n_ctx: int  # most committed tokens the caches can hold
     max_width: int  # most nodes of one verify

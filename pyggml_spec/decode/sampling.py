@@ -7,15 +7,15 @@ measure probabilities before temperature is applied. Temperature 0 takes the hig
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pyggml_spec.errors import OptionError
+from pyggml_spec.errors import DeviceError, OptionError
 from pyggml_spec.records import SamplingParams, TokenLogprob
 
-_RULES = {  # option -> (test, rule as text); a NaN passes none of them
+_RULES: dict[str, tuple[Callable[[float], bool], str]] = {  # option -> (test, rule as text); a NaN passes none of them
     "temperature": (lambda x: 0 <= x < float("inf"), "at least 0 (0 = greedy) and finite"),
     "top_p": (lambda x: 0 < x <= 1, "above 0 and at most 1 (1 = off)"),
     "min_p": (lambda x: 0 <= x <= 1, "from 0 (off) to 1"),
@@ -75,11 +75,16 @@ class Sampler:
         """The next token after `prefix`.
 
         Shapes: logits (n_vocab,) float32, left unchanged; prefix: the token ids before, the last ones suffice.
+
+        Raises:
+            DeviceError: a logit is NaN or +inf.
         """
         if self.params.temperature == 0:
             return int(np.argmax(self._penalised(logits, prefix)))
         ids, weights = self._candidates(logits, prefix)
         cumulative = np.cumsum(weights)
+        if not cumulative[-1] > 0:
+            raise DeviceError("the target's logits are not finite: no token can be drawn from them")
         drawn = int(np.searchsorted(cumulative, self._rng.random() * cumulative[-1], side="right"))
         return int(ids[min(drawn, len(ids) - 1)])
 

@@ -12,15 +12,13 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from pyggml_spec.decode.protocols import DrafterSequence, TargetSequence
-from pyggml_spec.decode.round import RoundResult, RoundRunner, SpecOptions
+from pyggml_spec.decode.round import RoundRunner, SpecOptions
 from pyggml_spec.decode.sampling import Sampler
 from pyggml_spec.decode.stats import Stats
 from pyggml_spec.decode.stops import StopTracker, StreamDecoder
 from pyggml_spec.errors import ContextLimitError, OptionError
 from pyggml_spec.policy import FixedPolicy, Policy
 from pyggml_spec.records import FinishReason, SamplingParams, TokenLogprob
-
-_CATCH_UP_EVERY = 64  # plain rounds after which a drafter takes in the features that were captured meanwhile
 
 
 @dataclass(frozen=True)
@@ -67,7 +65,6 @@ class Session:
         self._cancelled = False
         self._is_void = False
         self._is_running = False
-        self._n_undrafted = 0  # rounds since the drafter last took in features
 
     def cancel(self) -> None:
         """End the running generation after this round or prefill chunk; safe from signal handlers and threads."""
@@ -148,7 +145,8 @@ class Session:
                 yield Emission([], tracker.finish(), finish_reason=reason)
                 return
             result = runner.run(self.tokens, n_left, tracker.feed)
-            self._note(result)
+            self.tokens.extend(result.token_ids)
+            self.stats.record(result)
             n_left = None if n_left is None else n_left - len(result.token_ids)
             reason = "stop" if result.stopped else self._limit_reached(n_left)
             self.finish_reason = reason
@@ -156,14 +154,6 @@ class Session:
             yield Emission(result.token_ids, text, result.logprobs, reason)
             if reason:
                 return
-
-    def _note(self, result: RoundResult) -> None:
-        self.tokens.extend(result.token_ids)
-        self.stats.record(result)
-        self._n_undrafted = 0 if result.is_drafted else self._n_undrafted + 1
-        if self._n_undrafted >= _CATCH_UP_EVERY:
-            self._n_undrafted = 0
-            self._catch_up()
 
     def _limit_reached(self, n_left: int | None) -> FinishReason | None:
         if n_left is not None and n_left <= 0:
@@ -194,7 +184,7 @@ class Session:
 
     def _synchronise(self, on_prefill: Callable[[int, int], None] | None) -> None:
         """Bring the caches up to the token before the anchor."""
-        if self._is_void or self.target.length >= len(self.tokens):
+        if self._is_void or getattr(self.target, "is_void", False) or self.target.length >= len(self.tokens):
             self.target.reset()
             if self.drafter is not None:
                 self.drafter.reset()

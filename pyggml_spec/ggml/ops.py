@@ -78,7 +78,9 @@ def swiglu_split(context: Context, gate: Tensor, x: Tensor) -> Tensor:
     """silu(gate) * x, both of one shape."""
     require_f32(gate, "swiglu's gate")
     require_f32(x, "swiglu's input")
-    _check(gate.ne == x.ne and gate.has_contiguous_rows and x.has_contiguous_rows, "swiglu needs equal shapes", gate, x)
+    _check(gate.ne == x.ne, "swiglu needs equal shapes", gate, x)
+    dense = all(lib.ggml_is_contiguous_1(t.ptr) and t.has_contiguous_rows for t in (gate, x))
+    _check(dense, "swiglu takes matrices whose rows may be strided, nothing else", gate, x)
     return _node(context, lib.ggml_swiglu_split(_begin(context), gate.ptr, x.ptr))
 
 

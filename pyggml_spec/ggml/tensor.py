@@ -70,9 +70,10 @@ class Tensor:
             lib.ggml_backend_tensor_set(self.ptr, ffi.from_buffer(values), offset_bytes, values.nbytes)
 
     def get(self, out: np.ndarray | None = None) -> np.ndarray:
-        """Download the data of a contiguous tensor as (rows, cols)-ordered NumPy array (shape = ne reversed)."""
+        """Download the data of a contiguous tensor: an array of shape ne reversed, unit axes in front of (rows, cols)
+        dropped."""
         if out is None:
-            out = np.empty(self.ne[::-1], dtype=self._numpy_type())
+            out = np.empty(self._numpy_shape(), dtype=self._numpy_type())
         if out.nbytes != self.n_bytes:
             raise ShapeError(f"tensor '{self.name}' has {self.n_bytes} bytes, the output array {out.nbytes}")
         lib.ggml_backend_tensor_get(self.ptr, ffi.from_buffer(out), 0, out.nbytes)
@@ -87,7 +88,11 @@ class Tensor:
         if buffer == ffi.NULL or not lib.ggml_backend_buffer_is_host(buffer) or not self.is_contiguous:
             return None
         raw = ffi.buffer(self.ptr.data, self.n_bytes)
-        return np.frombuffer(raw, dtype=self._numpy_type()).reshape(self.ne[::-1])
+        return np.frombuffer(raw, dtype=self._numpy_type()).reshape(self._numpy_shape())
+
+    def _numpy_shape(self) -> tuple[int, ...]:
+        n_dims = max(2, *(i + 1 for i, n in enumerate(self.ne) if n > 1), 0)
+        return self.ne[:n_dims][::-1]
 
     def _numpy_type(self) -> np.dtype:
         try:

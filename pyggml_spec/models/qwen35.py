@@ -117,8 +117,7 @@ def build_recurrent(b: _Build, x: Tensor, i: int) -> Tensor:
         norm_eps=_L2_NORM_EPS,
     ).named(f"attn_output-{i}")
     out = ops.rms_norm(ctx, heads(g, out, s, h_v), b.weights[p + "ssm_norm.weight"], c.norm_eps)
-    out = ops.swiglu_split(ctx, heads(g, z, s, h_v), out)
-    out = ops.reshape(ctx, out, [s * h_v, out.ne[2]]).named(f"final_output-{i}")
+    out = ops.swiglu_split(ctx, z, ops.reshape(ctx, out, [s * h_v, out.ne[2]])).named(f"final_output-{i}")
     return ops.mul_mat(ctx, b.weights[p + "ssm_out.weight"], out).named(f"linear_attn_out-{i}")
 
 

@@ -61,9 +61,10 @@ class SequenceFeatures:
         """Rows whose tokens were accepted, in position order."""
         self.unread.extend(rows)
 
-    def mark_read(self) -> None:
-        """The drafter has taken every unread row."""
-        self.unread.clear()
+    def take_unread(self, n: int) -> list[int]:
+        """The n oldest unread rows, which count as read from now on."""
+        taken, self.unread = self.unread[:n], self.unread[n:]
+        return taken
 
     def reset(self) -> None:
         """Forget everything; the next call starts a new context."""

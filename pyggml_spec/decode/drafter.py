@@ -1,0 +1,162 @@
+"""A DFlash drafter on a device, and its sequences: each follows one target sequence through its captured features."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pyggml_spec.decode.protocols import DraftBlock
+from pyggml_spec.decode.target import NativeTargetSequence
+from pyggml_spec.errors import OptionError
+from pyggml_spec.ggml import Backend, Graph, GraphArena, TensorType, spec_ops
+from pyggml_spec.gguf_io.weights import Weights
+from pyggml_spec.models import dflash
+from pyggml_spec.records import DrafterConfig
+from pyggml_spec.state.features import FeatureRing
+from pyggml_spec.state.kv_cells import KvCache, SequenceCells
+
+_INJECT_WIDTHS = (16, 64, 256, 512)  # feature rows of a graph that only injects
+
+
+@dataclass(frozen=True)
+class DrafterLimits:
+    """Sizes fixed when a drafter is opened."""
+
+    n_ctx: int
+    n_slots: int = 1
+
+
+class Drafter:
+    """A drafter beside its target, in the target's scratch arena: the two never run at the same time."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        arena: GraphArena,
+        config: DrafterConfig,
+        weights: Weights,
+        limits: DrafterLimits,
+        *,
+        tables: dflash.SharedTables,
+        features: FeatureRing,
+        kv_type: TensorType,
+    ) -> None:
+        self.config, self.weights, self.limits = config, weights, limits
+        self._arena, self._tables = arena, tables
+        kv = KvCache(
+            backend,
+            n_layers=config.n_layers,
+            width=config.head_dim * config.n_heads_kv,
+            n_cells=limits.n_slots * (limits.n_ctx + config.draft_block_size),
+            n_ctx=limits.n_ctx,
+            n_slots=limits.n_slots,
+            type_=kv_type,
+        )
+        self.state = dflash.DrafterState(kv, features)
+        self._graphs: dict[tuple[int, int], dflash.DrafterGraph] = {}
+
+    def graph(self, n_inject: int, top_k: int) -> dflash.DrafterGraph:
+        """The graph that injects so many rows and drafts a block (top_k > 0), built at its first use."""
+        key = (n_inject, top_k)
+        built = self._graphs.get(key)
+        if built is None or built.graph.is_stale:
+            graph = Graph(self._arena, dflash.n_graph_nodes(self.config))
+            built = dflash.build_drafter(
+                graph, self.config, self.weights, self.state, self._tables, n_inject=n_inject, top_k=top_k
+            )
+            self._graphs[key] = built
+        return built
+
+    def open_sequence(self, target: NativeTargetSequence) -> NativeDrafterSequence:
+        """A drafter sequence that follows `target`."""
+        return NativeDrafterSequence(self, target)
+
+    def close(self) -> None:
+        """Free graphs and device memory; safe to call twice."""
+        for built in self._graphs.values():
+            built.graph.close()
+        self._graphs.clear()
+        self.state.kv.close()
+        self.weights.close()
+
+
+class NativeDrafterSequence:
+    """The drafter's context of one sequence: K/V of every committed feature, in position order."""
+
+    def __init__(self, drafter: Drafter, target: NativeTargetSequence) -> None:
+        self._drafter = drafter
+        self._target = target
+        self._features = target.features
+        self._cells = SequenceCells(drafter.state.kv, target.slot)
+        self._block_cells = drafter.state.kv.take(drafter.config.draft_block_size)
+        self.kind = drafter.config.kind
+        self.draft_horizon = drafter.config.draft_horizon
+        self.n_ctx = drafter.limits.n_ctx
+        target.make_feature_room = self.catch_up
+
+    def catch_up(self) -> None:
+        """Inject every committed feature row that was not read yet."""
+        while len(self._features.unread):
+            n = min(len(self._features.unread), _INJECT_WIDTHS[-1])
+            width = next(w for w in _INJECT_WIDTHS if w >= n)
+            built = self._drafter.graph(width, 0)
+            self._fill_injection(built, n)
+            built.inputs.upload()
+            built.graph.run()
+
+    def draft(self, anchor_id: int, *, n_draft: int, top_k: int) -> DraftBlock:
+        """Propose `n_draft` positions after the anchor, best `top_k` tokens each."""
+        if not 1 <= n_draft <= self.draft_horizon:
+            raise OptionError(f"this drafter proposes 1 to {self.draft_horizon} tokens a block, asked for {n_draft}")
+        block_size = self._drafter.config.draft_block_size
+        if len(self._features.unread) > block_size:
+            self.catch_up()
+        built = self._drafter.graph(block_size, top_k)
+        self._fill_injection(built, len(self._features.unread))
+        self._fill_block(built, anchor_id)
+        built.inputs.upload()
+        built.graph.run()
+        result = built.result.get()[:n_draft]
+        return _to_block(result, top_k)
+
+    def reset(self) -> None:
+        """Forget the whole context."""
+        self._cells.truncate(0)
+
+    def close(self) -> None:
+        """Give all cells back."""
+        self.reset()
+        self._drafter.state.kv.give_back(self._block_cells)
+        self._target.make_feature_room = None
+
+    def _fill_injection(self, built: dflash.DrafterGraph, n: int) -> None:
+        host, kv = built.inputs.host, self._drafter.state.kv
+        if n < built.n_inject:
+            host["inject_rows"][:] = self._features.ring.padding_row
+            host["inject_pos"][:] = 0
+            host["inject_cells"][:] = kv.padding_cell
+        if not n:
+            return
+        cells = kv.take(n)
+        host["inject_rows"][:n] = self._features.take_unread(n)
+        host["inject_pos"][:n] = np.arange(self._cells.length, self._cells.length + n)
+        host["inject_cells"][:n] = cells
+        self._cells.append(cells)
+
+    def _fill_block(self, built: dflash.DrafterGraph, anchor_id: int) -> None:
+        host, config, first = built.inputs.host, self._drafter.config, self._cells.length
+        n = config.draft_block_size
+        host["tokens"][:] = config.mask_token_id
+        host["tokens"][0] = anchor_id
+        host["pos"][:] = np.arange(first, first + n)
+        host["cells"][:] = self._block_cells
+        nodes = host["nodes"]
+        nodes[: spec_ops.NODES_HEADER] = (spec_ops.NODES_VERSION, n, first, self._target.slot)
+        nodes[spec_ops.NODES_HEADER :: 2] = self._block_cells
+        nodes[spec_ops.NODES_HEADER + 1 :: 2] = np.arange(-1, n - 1)
+
+
+def _to_block(result: np.ndarray, top_k: int) -> DraftBlock:
+    """Split rows of (2k,) words into ids (n, k) and log-probabilities (n, k)."""
+    return DraftBlock(result[:, :top_k], result[:, top_k:].view(np.float32))

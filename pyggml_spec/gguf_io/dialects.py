@@ -102,7 +102,10 @@ def canonical_tensors(file: GgufFile) -> dict[str, TensorInfo]:
     if find_dialect(file).name == "llama.cpp":
         return file.tensors
     renamed = [replace(tensor, name=_canonical_name(name)) for name, tensor in file.tensors.items()]
-    return {tensor.name: tensor for tensor in renamed}
+    tensors = {tensor.name: tensor for tensor in renamed}
+    if len(tensors) != len(renamed):
+        raise ModelFileError(f"'{file.path}' holds a tensor under two spellings of its name; convert the drafter again")
+    return tensors
 
 
 def _canonical_name(name: str) -> str:

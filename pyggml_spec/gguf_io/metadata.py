@@ -14,7 +14,6 @@ import numpy as np
 from pyggml_spec.errors import ModelFileError
 
 _REPORT_CHARS = 60
-_INTEGER_KINDS = "iu"
 
 
 @dataclass(frozen=True)
@@ -30,6 +29,11 @@ class MetadataArray:
         """Whether the items are strings; otherwise they are numbers or booleans."""
         return self.item_type == gguf.GGUFValueType.STRING
 
+    @property
+    def holds_integers(self) -> bool:
+        """Whether the items are whole numbers; booleans do not count."""
+        return not self.holds_strings and self.numbers().dtype.kind in "iu"
+
     def strings(self) -> list[bytes]:
         """Every item as bytes; texts of byte-level vocabularies need not be UTF-8."""
         raw, position, items = self.payload.tobytes(), 0, []
@@ -43,7 +47,7 @@ class MetadataArray:
     def numbers(self) -> np.ndarray:
         """The items as an (n_items,) array of the stored type; booleans as bool."""
         if self.item_type == gguf.GGUFValueType.BOOL:
-            return self.payload != 0
+            return self.payload.astype(np.bool_)
         stored = gguf.GGUFReader.gguf_scalar_to_np[self.item_type]
         return np.frombuffer(self.payload, dtype=np.dtype(stored).newbyteorder("<"))
 
@@ -76,8 +80,7 @@ class Metadata(Mapping[str, Any]):
     def written_by(self) -> str:
         """The program that writes files of this architecture, for error messages."""
         field = self._fields.get("general.architecture")
-        architecture = "" if field is None or isinstance(field, MetadataArray) else bytes(field.parts[-1])
-        if b"dflash-draft" in bytes(architecture):
+        if isinstance(field, gguf.ReaderField) and b"dflash-draft" in field.parts[-1].tobytes():
             return "lucebox's drafter converter"
         return "llama.cpp's convert_hf_to_gguf.py"
 
@@ -134,7 +137,7 @@ class Metadata(Mapping[str, Any]):
         """An array of integers in low..high, of n_items entries when given, else of at least one and at most 4096."""
         rule = f"must be an array of {n_items or 'some'} integers in {low} to {high}"
         array = self._array(key, rule, n_items)
-        if array.holds_strings or array.numbers().dtype.kind not in _INTEGER_KINDS:
+        if not array.holds_integers:
             self.fail(key, rule)
         items = tuple(int(item) for item in array.numbers())
         if any(not low <= item <= high for item in items):
@@ -145,16 +148,16 @@ class Metadata(Mapping[str, Any]):
         """An array of n_items truth values, stored as booleans or as integers."""
         rule = f"must be an array of {n_items} truth values"
         array = self._array(key, rule, n_items)
-        if array.holds_strings or array.numbers().dtype.kind not in _INTEGER_KINDS + "b":
+        if not array.holds_integers and array.item_type != gguf.GGUFValueType.BOOL:
             self.fail(key, rule)
         return tuple(bool(item) for item in array.numbers())
 
     def find_string_array(self, key: str) -> MetadataArray | None:
         """An array of strings, not yet decoded; None when the key is missing."""
         array = self.get(key)
-        if array is not None and not (isinstance(array, MetadataArray) and array.holds_strings):
-            self.fail(key, "must be an array of strings")
-        return array
+        if array is None or (isinstance(array, MetadataArray) and array.holds_strings):
+            return array
+        self.fail(key, "must be an array of strings")
 
     def _array(self, key: str, rule: str, n_items: int | None) -> MetadataArray:
         array = self.get(key)

@@ -55,7 +55,6 @@ def _find_token_types(keys: Metadata, n_tokens: int) -> MetadataArray | None:
     types = keys.get(key)
     if types is None:
         return None
-    is_fitting = isinstance(types, MetadataArray) and not types.holds_strings and types.n_items == n_tokens
-    if not is_fitting or types.numbers().dtype.kind not in "iu":
-        keys.fail(key, f"must be an array of {n_tokens} integers, one per token")
-    return types
+    if isinstance(types, MetadataArray) and types.n_items == n_tokens and types.holds_integers:
+        return types
+    keys.fail(key, f"must be an array of {n_tokens} integers, one per token")

@@ -41,7 +41,7 @@ class Tokenizer:
     @cached_property
     def end_ids(self) -> frozenset[int]:
         """Tokens that end a text or an answer."""
-        named = {self.vocabulary.eos_id, self.vocabulary.eot_id} - {None}
+        named = {token_id for token_id in (self.vocabulary.eos_id, self.vocabulary.eot_id) if token_id is not None}
         control = {self.vocabulary.tokens[token_id]: token_id for token_id in self._ids_of_type(_CONTROL)}
         return frozenset(named | {control[text] for text in _END_TEXTS if text in control})
 
@@ -114,7 +114,8 @@ class Tokenizer:
         return encoder
 
     def _added_tokens(self, token_type: int) -> list[tokenizers.AddedToken]:
-        texts = [_text(self.vocabulary, token_id) for token_id in self._ids_of_type(token_type)]
+        tokens = self.vocabulary.tokens
+        texts = _texts(self.vocabulary, [tokens[token_id] for token_id in self._ids_of_type(token_type)])
         is_special = token_type == _CONTROL
         return [tokenizers.AddedToken(text, normalized=False, special=is_special) for text in texts if text]
 
@@ -147,25 +148,22 @@ def _split_pattern(vocabulary: Vocabulary) -> str:
 
 
 def _bpe_model(vocabulary: Vocabulary) -> models.BPE:
-    ids = {_text(vocabulary, token_id): token_id for token_id in range(vocabulary.n_tokens)}
-    if len(ids) != vocabulary.n_tokens:
+    texts = _texts(vocabulary, vocabulary.tokens)
+    ids = dict(zip(texts, range(len(texts)), strict=True))
+    if len(ids) != len(texts):
         raise ModelFileError(f"the vocabulary of '{vocabulary.file}' has the same token twice; convert the model again")
+    # a rule without a space fails in the package, with the others that do not fit
+    merges = [(left, right) for left, _, right in (m.partition(" ") for m in _texts(vocabulary, vocabulary.merges))]
     try:
-        merges = [_merge_pair(vocabulary, merge) for merge in vocabulary.merges]
         return models.BPE(vocab=ids, merges=merges)
-    except ModelFileError:
-        raise
     except Exception as error:  # the package raises bare Exception
         raise ModelFileError(f"the merges of '{vocabulary.file}' do not fit its tokens: {error}") from error
 
 
-def _merge_pair(vocabulary: Vocabulary, merge: bytes) -> tuple[str, str]:
-    left, blank, right = merge.decode("utf-8", errors="replace").partition(" ")
-    if not blank or not left or not right:
-        raise ModelFileError(f"the vocabulary of '{vocabulary.file}' has the merge {merge!r}, no pair of tokens")
-    return left, right
-
-
-def _text(vocabulary: Vocabulary, token_id: int) -> str:
-    # "surrogateescape" would make text the Rust side cannot hold; replacement characters stay unique enough to refuse
-    return vocabulary.tokens[token_id].decode("utf-8", errors="replace")
+def _texts(vocabulary: Vocabulary, items: list[bytes]) -> list[str]:
+    try:
+        return [item.decode("utf-8") for item in items]
+    except UnicodeDecodeError as error:
+        raise ModelFileError(
+            f"the vocabulary of '{vocabulary.file}' holds {error.object[:40]!r}, which is not UTF-8; convert it again"
+        ) from error

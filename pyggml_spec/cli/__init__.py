@@ -1,0 +1,73 @@
+"""The `pyggml-spec` program: one module per verb; the only part of the package that prints or reads the environment.
+
+Exit codes: 0 done, 1 an error of this package (one sentence on stderr), 2 wrong usage, 130 stopped by Ctrl-C,
+141 the reader of stdout went away. Nothing heavy is imported before a command runs, so that `--help` is instant.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from typing import Any
+
+import click
+
+from ..errors import PyggmlSpecError
+from .devices import devices
+from .doctor import doctor
+from .inspect import inspect
+from .interrupt import EXIT_INTERRUPTED
+from .run import run
+
+EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE
+
+
+class Program(click.Group):
+    """The command group; turns the package's errors into one sentence and an exit code."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the chosen command; no user mistake leaves here as a traceback."""
+        try:
+            return super().invoke(ctx)
+        except PyggmlSpecError as error:
+            raise click.ClickException(str(error)) from error
+        except BrokenPipeError:
+            _silence_stdout()
+            ctx.exit(EXIT_BROKEN_PIPE)
+        except KeyboardInterrupt:
+            ctx.exit(EXIT_INTERRUPTED)
+
+
+def _silence_stdout() -> None:
+    """Point stdout at nothing: the interpreter flushes it once more while it shuts down."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        from .. import __version__
+
+        click.echo(f"pyggml-spec {__version__}")
+        ctx.exit()
+
+
+@click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.option(
+    "--version", is_flag=True, expose_value=False, is_eager=True, callback=_show_version, help="Show the version."
+)
+def main() -> None:
+    """Generate text from Qwen3.5-family GGUF models, several tokens at a time.
+
+    A small drafter proposes tokens and the target model checks them in one pass; greedy text is the same as without
+    a drafter. Without -m a small embedded model pair is used:
+
+        pyggml-spec run -p "def fibonacci(n):"
+    """
+
+
+for _command in (run, inspect, devices, doctor):
+    main.add_command(_command)
+
+__all__ = ["main"]

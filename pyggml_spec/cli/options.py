@@ -1,0 +1,258 @@
+"""Options that commands share, spelled like llama.cpp's where it has them; values are checked before work starts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+KV_TYPES = ("f32", "f16", "q8_0")
+MODEL_FILE = click.Path(exists=True, dir_okay=False, readable=True)
+
+
+class FiniteFloat(click.FloatRange):
+    """A float inside a range; `nan` and the infinities, which pass every comparison, are refused."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the float, or fail with a sentence that names the value."""
+        number = click.FLOAT.convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
+        return super().convert(number, param, ctx)
+
+
+class StopText(click.ParamType):
+    """A text of at least one character."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the text, or fail when it is empty."""
+        if not value:
+            self.fail("an empty text would stop before the first token; leave the option out.", param, ctx)
+        return value
+
+
+def _apply(options: list[Callable[[Command], Command]]) -> Callable[[Command], Command]:
+    """One decorator out of several, in reading order."""
+
+    def decorate(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+model_options = _apply(
+    [
+        click.option(
+            "-m", "--model", "target", metavar="FILE", help="Target model (GGUF). Default: the embedded pair."
+        ),
+        click.option("-md", "--model-draft", "drafter", metavar="FILE", help="Drafter for the target (GGUF)."),
+        click.option(
+            "--device",
+            default="auto",
+            show_default=True,
+            metavar="NAME",
+            help="Device to compute on; `pyggml-spec devices` lists them.",
+        ),
+        click.option(
+            "-c",
+            "--ctx-size",
+            "n_ctx",
+            type=click.IntRange(0),
+            default=0,
+            metavar="N",
+            help="Context size in tokens; 0 = what the model was trained with.  [default: 0]",
+        ),
+        click.option(
+            "-t",
+            "--threads",
+            "n_threads",
+            type=click.IntRange(1, 512),
+            metavar="N",
+            help="CPU threads.  [default: one per core]",
+        ),
+        click.option(
+            "-ctk",
+            "--cache-type-k",
+            "kv_type_k",
+            type=click.Choice(KV_TYPES),
+            default="f16",
+            show_default=True,
+            help="Type of cached keys.",
+        ),
+        click.option(
+            "-ctv",
+            "--cache-type-v",
+            "kv_type_v",
+            type=click.Choice(KV_TYPES),
+            default="f16",
+            show_default=True,
+            help="Type of cached values.",
+        ),
+    ]
+)
+
+prompt_options = _apply(
+    [
+        click.option("-p", "--prompt", metavar="TEXT", help="The prompt, taken literally."),
+        click.option(
+            "-f",
+            "--file",
+            "prompt_file",
+            metavar="FILE",
+            help="Read the prompt from a file, - = stdin; one final newline is dropped.",
+        ),
+        click.option("--chat", is_flag=True, help="Wrap the prompt as a user message in the model's chat template."),
+        click.option(
+            "-sys", "--system", "--system-prompt", "system", metavar="TEXT", help="System message; needs --chat."
+        ),
+    ]
+)
+
+sampling_options = _apply(
+    [
+        click.option(
+            "-n",
+            "--predict",
+            "max_tokens",
+            type=click.IntRange(-1),
+            default=128,
+            show_default=True,
+            metavar="N",
+            help="Most tokens to generate; -1 = until a stop or a full context.",
+        ),
+        click.option(
+            "--temp",
+            "temperature",
+            type=FiniteFloat(0, 100),
+            default=0.0,
+            show_default=True,
+            metavar="T",
+            help="Temperature; 0 = greedy: always the most probable token.",
+        ),
+        click.option(
+            "--top-k",
+            type=click.IntRange(0),
+            default=0,
+            show_default=True,
+            metavar="N",
+            help="Sample among the N most probable tokens; 0 = all.",
+        ),
+        click.option(
+            "--top-p",
+            type=FiniteFloat(0, 1, min_open=True),
+            default=1.0,
+            show_default=True,
+            metavar="P",
+            help="Sample among the most probable tokens that together reach P; 1 = all.",
+        ),
+        click.option(
+            "--min-p",
+            type=FiniteFloat(0, 1),
+            default=0.0,
+            show_default=True,
+            metavar="P",
+            help="Drop tokens less probable than P times the best one; 0 = none.",
+        ),
+        click.option(
+            "--repeat-penalty",
+            type=FiniteFloat(0, 100, min_open=True),
+            default=1.0,
+            show_default=True,
+            metavar="X",
+            help="Divide the score of recent tokens by X; 1 = off.",
+        ),
+        click.option(
+            "--presence-penalty",
+            type=FiniteFloat(-100, 100),
+            default=0.0,
+            show_default=True,
+            metavar="X",
+            help="Subtract X from the score of recent tokens.",
+        ),
+        click.option(
+            "--frequency-penalty",
+            type=FiniteFloat(-100, 100),
+            default=0.0,
+            show_default=True,
+            metavar="X",
+            help="Subtract X for every recent occurrence of a token.",
+        ),
+        click.option(
+            "--repeat-last-n",
+            "penalty_last_n",
+            type=click.IntRange(-1),
+            default=64,
+            show_default=True,
+            metavar="N",
+            help="How many tokens back the penalties look; -1 = all, 0 = none.",
+        ),
+        click.option(
+            "-s",
+            "--seed",
+            type=click.IntRange(-1, 2**64 - 1),
+            default=-1,
+            show_default=True,
+            metavar="N",
+            help="Seed for sampling; -1 = a fresh one each time.",
+        ),
+        click.option(
+            "--stop",
+            multiple=True,
+            type=StopText(),
+            metavar="TEXT",
+            help="Stop before this text; may be given several times.",
+        ),
+        click.option("--ignore-eos", is_flag=True, help="Go on after the model's end-of-text token."),
+    ]
+)
+
+speculation_options = _apply(
+    [
+        click.option(
+            "--spec",
+            type=click.Choice(["auto", "off", "chain"]),
+            default="auto",
+            show_default=True,
+            help="auto = draft if there is a drafter; off = decode plainly; chain = refuse to run without a drafter.",
+        ),
+        click.option(
+            "--draft-max",
+            "--draft",
+            "draft_max",
+            type=click.IntRange(1, 64),
+            metavar="N",
+            help="Most tokens drafted a round.  [default: what the drafter was trained for]",
+        ),
+    ]
+)
+
+output_options = _apply(
+    [
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout, and only that."),
+        click.option(
+            "--logprobs",
+            type=click.IntRange(0, 20),
+            default=0,
+            metavar="N",
+            help="Report each token's log-probability and the N best alternatives; needs --json.",
+        ),
+        click.option("--stats", "show_stats", is_flag=True, help="Print a table of what happened on stderr."),
+        click.option(
+            "--display-prompt/--no-display-prompt",
+            "display_prompt",
+            default=None,
+            help="Print the prompt before the text.  [default: only on a terminal]",
+        ),
+    ]
+)
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout, and only that.")

@@ -1,0 +1,118 @@
+"""`pyggml-spec run`: generate text from a prompt."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .interrupt import EXIT_INTERRUPTED, soft_interrupt
+from .machine import explain_unused_gpus
+from .options import model_options, output_options, prompt_options, sampling_options, speculation_options
+from .progress import StageBar
+from .prompt import read_prompt
+from .render import completion_document, print_json, stats_table
+
+if TYPE_CHECKING:
+    from ..decode.engine import Completion, Engine
+
+LOADING = ("target", "drafter", "device", "n_ctx", "n_threads", "kv_type_k", "kv_type_v")
+GENERATING = (
+    *("max_tokens", "temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty"),
+    *("frequency_penalty", "penalty_last_n", "seed", "stop", "ignore_eos", "spec", "draft_max", "logprobs"),
+)
+
+
+@click.command()
+@model_options
+@prompt_options
+@sampling_options
+@speculation_options
+@output_options
+@click.pass_context
+def run(ctx: click.Context, /, **given: Any) -> None:
+    """Generate text from a prompt.
+
+    The text goes to stdout as it comes, everything else to stderr. Ctrl-C ends it between two rounds: the text so
+    far is kept (with --json it is in the document, finish_reason "cancelled") and the exit code is 130.
+    """
+    _refuse_contradictions(given)
+    text = read_prompt(given["prompt"], given["prompt_file"])
+    with StageBar() as bar, load_engine(given, bar) as engine:
+        bar.hide()
+        _warn_of_unused_gpu(engine, given)
+        completion = _generate(engine, text, given, bar)
+        _report(engine, completion, given)
+    if completion.finish_reason == "cancelled":
+        ctx.exit(EXIT_INTERRUPTED)
+
+
+def load_engine(given: dict[str, Any], bar: StageBar) -> Engine:
+    """The engine the options describe; without a target file it is the embedded pair."""
+    from ..decode.engine import Engine
+
+    options = {name: given[name] for name in LOADING}
+    options["n_ctx"] = options["n_ctx"] or None
+    return Engine.load(**options, on_progress=lambda done, total: bar.update("loading", done, total))
+
+
+def _refuse_contradictions(given: dict[str, Any]) -> None:
+    """Combinations in which one of the options would be ignored."""
+    rules = [
+        (given["drafter"] and not given["target"], "-md names a drafter, but its target is missing: give -m FILE too."),
+        (given["system"] is not None and not given["chat"], "--system is a chat message: give --chat too."),
+        (given["logprobs"] and not given["as_json"], "--logprobs are part of the JSON document: give --json too."),
+        (given["as_json"] and given["display_prompt"], "--json prints its document only: leave --display-prompt out."),
+        (given["draft_max"] and given["spec"] == "off", "--spec off makes no drafts: leave --draft-max out."),
+    ]
+    for is_broken, sentence in rules:
+        if is_broken:
+            raise click.UsageError(sentence)
+
+
+def _generate(engine: Engine, text: str, given: dict[str, Any], bar: StageBar) -> Completion:
+    """Stream the text to stdout (with --json only collect it) until it ends or Ctrl-C is pressed."""
+    options = {name: given[name] for name in GENERATING}
+    options["seed"] = None if options["seed"] < 0 else options["seed"]
+    prompt = engine.chat_prompt(_messages(text, given["system"])) if given["chat"] else text
+    stream = engine.stream(prompt, **options, on_prefill=lambda done, total: bar.update("reading", done, total))
+    if not given["as_json"]:
+        _show_prompt(text, given)
+    with soft_interrupt(stream.cancel):
+        for piece in stream:
+            bar.hide()
+            if not given["as_json"]:
+                click.echo(piece.text, nl=False)
+    return stream.completion
+
+
+def _messages(text: str, system: str | None) -> list[dict[str, str]]:
+    first = [{"role": "system", "content": system}] if system is not None else []
+    return [*first, {"role": "user", "content": text}]
+
+
+def _show_prompt(text: str, given: dict[str, Any]) -> None:
+    """On a terminal a continuation is read with its beginning; a file or pipe gets the new text alone."""
+    wanted = given["display_prompt"]
+    if wanted or (wanted is None and sys.stdout.isatty() and not given["chat"]):
+        click.echo(click.style(text, dim=True), nl=False)
+
+
+def _report(engine: Engine, completion: Completion, given: dict[str, Any]) -> None:
+    if given["as_json"]:
+        print_json(completion_document(completion, engine.describe(), with_logprobs=given["logprobs"] > 0))
+    elif sys.stdout.isatty():
+        click.echo()
+    if given["show_stats"]:
+        click.echo(stats_table(completion.stats, completion.prompt_tokens), err=True)
+    elif given["target"] and given["drafter"] and given["spec"] != "off" and not completion.stats["spec"]["engaged"]:
+        click.echo(f"Note: the drafter was not used: {completion.stats['spec']['why']}.", err=True)
+
+
+def _warn_of_unused_gpu(engine: Engine, given: dict[str, Any]) -> None:
+    """A GPU that idles unnoticed is reported; who asks for a device by name knows."""
+    if given["device"] != "auto":
+        return
+    for row in explain_unused_gpus({engine.describe()["device_kind"]}):
+        click.echo(f"Warning: {row['device']} is here but not used: {row['why_not']}.", err=True)

@@ -7,26 +7,10 @@ import math
 import numpy as np
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
+from reference.trees import parent_lists
 
 from pyggml_spec.errors import OptionError, ShapeError
 from pyggml_spec.tree.schedule import Schedule, chain_schedule, check_schedule, encode_schedule, schedule_tree
-
-
-@st.composite
-def parent_lists(draw: st.DrawFn, max_nodes: int = 64) -> list[int]:
-    """Chains, stars, caterpillars, binary and random trees, all in topological order."""
-    n_nodes = draw(st.integers(1, max_nodes))
-    kind = draw(st.sampled_from(["chain", "star", "caterpillar", "binary", "random", "recent"]))
-    parent_of = {
-        "chain": lambda i: i - 1,
-        "star": lambda i: 0,
-        "caterpillar": lambda i: max(0, i - 2 + i % 2),
-        "binary": lambda i: (i - 1) // 2,
-        "random": lambda i: draw(st.integers(0, i - 1)),
-        "recent": lambda i: draw(st.integers(max(0, i - 3), i - 1)),
-    }[kind]
-    return [-1] + [parent_of(i) for i in range(1, n_nodes)]
 
 
 def rows_of(schedule: Schedule) -> list[tuple[int, ...]]:

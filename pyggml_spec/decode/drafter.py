@@ -9,12 +9,12 @@ import numpy as np
 from pyggml_spec.decode.protocols import DraftBlock
 from pyggml_spec.decode.target import NativeTargetSequence
 from pyggml_spec.errors import OptionError
-from pyggml_spec.ggml import Backend, Graph, GraphArena, TensorType, spec_ops
+from pyggml_spec.ggml import Backend, Graph, GraphArena, spec_ops
 from pyggml_spec.gguf_io.weights import Weights
 from pyggml_spec.models import dflash
 from pyggml_spec.records import DrafterConfig
 from pyggml_spec.state.features import FeatureRing
-from pyggml_spec.state.kv_cells import KvCache, SequenceCells
+from pyggml_spec.state.kv_cells import KvCache, KvTypes, SequenceCells
 
 _INJECT_WIDTHS = (16, 64, 256, 512)  # feature rows of a graph that only injects
 
@@ -40,7 +40,7 @@ class Drafter:
         *,
         tables: dflash.SharedTables,
         features: FeatureRing,
-        kv_type: TensorType,
+        kv_types: KvTypes,
     ) -> None:
         self.config, self.weights, self.limits = config, weights, limits
         self._arena, self._tables = arena, tables
@@ -51,7 +51,7 @@ class Drafter:
             n_cells=limits.n_slots * (limits.n_ctx + config.draft_block_size),
             n_ctx=limits.n_ctx,
             n_slots=limits.n_slots,
-            type_=kv_type,
+            types=kv_types,
         )
         self.state = dflash.DrafterState(kv, features)
         self._graphs: dict[tuple[int, int], dflash.DrafterGraph] = {}

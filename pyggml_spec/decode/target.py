@@ -9,12 +9,12 @@ import numpy as np
 
 from pyggml_spec.decode.protocols import Posterior
 from pyggml_spec.errors import ContextLimitError, DeviceError, OptionError, ShapeError
-from pyggml_spec.ggml import Backend, Graph, GraphArena, TensorType, spec_ops
+from pyggml_spec.ggml import Backend, Graph, GraphArena, spec_ops
 from pyggml_spec.gguf_io.weights import Weights
 from pyggml_spec.models import qwen35
 from pyggml_spec.records import TargetConfig
 from pyggml_spec.state.features import FeatureRing, SequenceFeatures
-from pyggml_spec.state.kv_cells import KvCache, SequenceCells
+from pyggml_spec.state.kv_cells import KvCache, KvTypes, SequenceCells
 from pyggml_spec.state.recurrent import RecurrentState, Rotation
 from pyggml_spec.tree.draft_tree import DraftTree
 from pyggml_spec.tree.schedule import encode_schedule, schedule_tree
@@ -42,14 +42,14 @@ class Target:
         weights: Weights,
         limits: TargetLimits,
         *,
-        kv_type: TensorType,
+        kv_types: KvTypes,
         feature_layers: tuple[int, ...] = (),
     ) -> None:
         if limits.n_batch > PREFILL_WIDTHS[-1] or limits.max_width > PREFILL_WIDTHS[-1]:
             raise OptionError(f"a call takes at most {PREFILL_WIDTHS[-1]} columns, found {limits}")
         self.backend, self.config, self.weights, self.limits = backend, config, weights, limits
         self.arena = GraphArena(backend)
-        self.state = _allocate_state(backend, config, limits, kv_type, feature_layers)
+        self.state = _allocate_state(backend, config, limits, kv_types, feature_layers)
         self._graphs: dict[tuple, qwen35.TargetGraph] = {}
         self._free_slots = list(range(limits.n_slots))
         self._reserve()
@@ -92,7 +92,7 @@ class Target:
 
 
 def _allocate_state(
-    backend: Backend, config: TargetConfig, limits: TargetLimits, kv_type: TensorType, layers: tuple[int, ...]
+    backend: Backend, config: TargetConfig, limits: TargetLimits, kv_types: KvTypes, layers: tuple[int, ...]
 ) -> qwen35.TargetState:
     n_attention = config.n_layers - sum(config.recurrent_layers)
     kv = KvCache(
@@ -102,7 +102,7 @@ def _allocate_state(
         n_cells=limits.n_slots * (limits.n_ctx + limits.max_width),
         n_ctx=limits.n_ctx,
         n_slots=limits.n_slots,
-        type_=kv_type,
+        types=kv_types,
     )
     recurrent = RecurrentState(backend, config, n_slots=limits.n_slots, n_rows=limits.max_width)
     features = None

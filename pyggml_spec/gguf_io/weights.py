@@ -11,7 +11,7 @@ import numpy as np
 from pyggml_spec.errors import ModelFileError
 from pyggml_spec.ggml import F32, Backend, Context, Tensor
 from pyggml_spec.ggml.types import type_by_number
-from pyggml_spec.gguf_io.reader import GgufFile, TensorInfo
+from pyggml_spec.gguf_io.reader import TensorInfo
 
 _UPLOAD_BYTES = 16 << 20  # progress granularity
 _SMALL_F32 = ("norm.weight", "dt.bias", "ssm_a", "conv1d.weight", "conv_base", "conf_proj.bias")
@@ -34,12 +34,13 @@ class Weights:
     def __init__(
         self,
         backend: Backend,
-        file: GgufFile,
+        infos: Mapping[str, TensorInfo],
         names: Iterable[str],
         stacks: Mapping[str, Sequence[str]],
+        what: str,
         on_progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        infos = {name: _as_stored(file.tensors[name]) for name in names}
+        infos = {name: _as_stored(infos[name]) for name in names}
         stacked = {part for parts in stacks.values() for part in parts}
         self._context = Context(len(infos) + 1)
         self._uploads: list[tuple[Tensor, list[TensorInfo]]] = []
@@ -48,7 +49,7 @@ class Weights:
             name: tuple(Run(self._new(run), tuple(part.ne[-1] for part in run)) for run in _runs(parts, infos))
             for name, parts in stacks.items()
         }
-        self._buffer = backend.allocate(self._context, f"the weights of '{file.path.name}'")
+        self._buffer = backend.allocate(self._context, f"the weights of '{what}'")
         self._upload(on_progress)
 
     def _new(self, parts: list[TensorInfo]) -> Tensor:

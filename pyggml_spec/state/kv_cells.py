@@ -8,11 +8,20 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from pyggml_spec.errors import ContextLimitError
 from pyggml_spec.ggml import I32, Backend, Context, Tensor, TensorType
+
+
+@dataclass(frozen=True)
+class KvTypes:
+    """Element types of the cached keys and values."""
+
+    k: TensorType
+    v: TensorType
 
 
 class KvCache:
@@ -22,12 +31,20 @@ class KvCache:
     """
 
     def __init__(
-        self, backend: Backend, *, n_layers: int, width: int, n_cells: int, n_ctx: int, n_slots: int, type_: TensorType
+        self,
+        backend: Backend,
+        *,
+        n_layers: int,
+        width: int,
+        n_cells: int,
+        n_ctx: int,
+        n_slots: int,
+        types: KvTypes,
     ) -> None:
         self._context = Context(2 * n_layers + 1)
         ne = [width, n_cells + 1]
-        self.k: list[Tensor] = [self._context.new_tensor(type_, ne, f"cache_k_l{i}") for i in range(n_layers)]
-        self.v: list[Tensor] = [self._context.new_tensor(type_, ne, f"cache_v_l{i}") for i in range(n_layers)]
+        self.k: list[Tensor] = [self._context.new_tensor(types.k, ne, f"cache_k_l{i}") for i in range(n_layers)]
+        self.v: list[Tensor] = [self._context.new_tensor(types.v, ne, f"cache_v_l{i}") for i in range(n_layers)]
         self.committed = self._context.new_tensor(I32, [n_ctx, n_slots], "committed_cells")
         self._buffer = backend.allocate(self._context, f"a KV cache of {n_cells} cells")
         self.padding_cell = n_cells

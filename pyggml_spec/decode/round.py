@@ -106,6 +106,7 @@ class RoundRunner:
         self.policy = policy
         self.clock = clock
         self.is_clean = True
+        self.mode: SpecMode = "off" if self.drafter is None else "tree" if spec.drafts_trees else "chain"
         self._why_never = "speculation is off" if spec.mode == "off" else "no drafter is loaded"
 
     def run(self, tokens: Sequence[int], n_wanted: int | None, cut: Callable[[Sequence[int]], Cut]) -> RoundResult:
@@ -215,13 +216,13 @@ def draft_limits(
     length = target.length
     n_ctx_drafter = getattr(drafter, "n_ctx", None) or target.n_ctx
     bounds = [
+        (drafter.draft_horizon if spec.n_draft is None else spec.n_draft, "n_draft is 0"),
+        (target.max_width - 1, "the target verifies one token at a time"),
         (target.n_ctx - length - 1, "the context is nearly full"),
         (n_ctx_drafter - length - 1, f"the drafter's context of {n_ctx_drafter} tokens is full"),
         (target.n_ctx if n_wanted is None else n_wanted - 1, "one token is left to generate"),
-        (drafter.draft_horizon if spec.n_draft is None else spec.n_draft, "n_draft is 0"),
-        (target.max_width - 1, "the target verifies one token at a time"),
     ]
-    n_draft, why = min(bounds, key=lambda bound: bound[0])
+    n_draft, why = min(bounds, key=lambda bound: bound[0])  # among equals the lasting reason
     if n_draft <= 0:
         return None, why
     if not spec.drafts_trees:

@@ -38,7 +38,7 @@ def check_sampling(params: SamplingParams) -> None:
     """
     for name, (is_valid, rule) in _RULES.items():
         value = getattr(params, name)
-        if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not is_valid(value):
+        if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not is_valid(float(value)):
             raise OptionError(f"{name} is {value!r}: it must be a number {rule}")
     for name, (least, rule) in _INTEGER_RULES.items():
         value = getattr(params, name)
@@ -77,14 +77,12 @@ class Sampler:
         Shapes: logits (n_vocab,) float32, left unchanged; prefix: the token ids before, the last ones suffice.
 
         Raises:
-            DeviceError: a logit is NaN or +inf.
+            DeviceError: a logit is NaN or +inf, or all are -inf.
         """
         if self.params.temperature == 0:
-            return int(np.argmax(self._penalised(logits, prefix)))
+            return _argmax(self._penalised(logits, prefix))
         ids, weights = self._candidates(logits, prefix)
         cumulative = np.cumsum(weights)
-        if not cumulative[-1] > 0:
-            raise DeviceError("the target's logits are not finite: no token can be drawn from them")
         drawn = int(np.searchsorted(cumulative, self._rng.random() * cumulative[-1], side="right"))
         return int(ids[min(drawn, len(ids) - 1)])
 
@@ -95,7 +93,7 @@ class Sampler:
         """
         law = np.zeros(len(logits))
         if self.params.temperature == 0:
-            law[np.argmax(self._penalised(logits, prefix))] = 1.0
+            law[_argmax(self._penalised(logits, prefix))] = 1.0
             return law
         ids, weights = self._candidates(logits, prefix)
         law[ids] = weights / weights.sum()
@@ -132,6 +130,7 @@ class Sampler:
         """Tokens that can be drawn and their unnormalised probabilities, best first when top-k or top-p sorted them."""
         params = self.params
         row = self._penalised(logits, prefix)
+        _argmax(row)  # refuses broken logits before the stages below drop the evidence
         ids = _best_ids(row, params.top_k) if params.top_k else np.flatnonzero(row > -np.inf)
         values = row[ids].astype(np.float64)
         if params.top_p < 1:
@@ -141,6 +140,15 @@ class Sampler:
             kept = values >= values.max() + np.log(params.min_p)
             ids, values = ids[kept], values[kept]
         return ids, np.exp((values - values.max()) / params.temperature)
+
+
+def _argmax(logits: NDArray[np.float32]) -> int:
+    best = int(np.argmax(logits))  # a NaN counts as the highest
+    if not np.isfinite(logits[best]):
+        raise DeviceError(
+            f"the target's logit for token {best} is {logits[best]}: no token can be chosen from broken logits"
+        )
+    return best
 
 
 def _best_ids(values: NDArray[np.float32], k: int) -> NDArray[np.int64]:

@@ -131,10 +131,12 @@ class Session:
             raise OptionError("a generation is still running in this session: exhaust or close its iterator first")
         self._check_fits(token_ids)
         self._is_running = True
+        # Interrupted between commit and bookkeeping, the caches are ahead; recurrent state cannot be cut back.
+        self._is_void |= self.target.length > max(len(self.tokens) - 1, 0)
         self._cancelled = False
         self.finish_reason = None
         self.tokens.extend(token_ids)
-        self.stats = Stats(runner.spec.mode, None if self.drafter is None else self.drafter.kind)
+        self.stats = Stats(runner.mode, None if self.drafter is None else self.drafter.kind)
 
     def _rounds(self, runner: RoundRunner, tracker: StopTracker, max_tokens: int | None) -> Iterator[Emission]:
         n_left = max_tokens
@@ -184,7 +186,7 @@ class Session:
 
     def _synchronise(self, on_prefill: Callable[[int, int], None] | None) -> None:
         """Bring the caches up to the token before the anchor."""
-        if self._is_void or getattr(self.target, "is_void", False) or self.target.length >= len(self.tokens):
+        if self._is_void or getattr(self.target, "is_void", False):
             self.target.reset()
             if self.drafter is not None:
                 self.drafter.reset()

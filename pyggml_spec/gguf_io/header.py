@@ -20,7 +20,7 @@ from pyggml_spec.errors import ModelFileError
 MAX_KEYS = 1 << 16
 MAX_TENSORS = 1 << 16
 MAX_WALKED_STRINGS = 1 << 22  # bounds the time of the walk: about a second
-MAX_KEY_BYTES = 1 << 16
+MAX_KEY_BYTES = 1 << 10  # names longer than a line are no names
 MAX_TENSOR_NAME_BYTES = 63  # what a ggml tensor can hold
 MAX_STRING_BYTES = 1 << 24
 MAX_DIMS = 4
@@ -104,7 +104,7 @@ class _HeaderWalk:
         self.position = 0
         self.alignment = gguf.GGUF_DEFAULT_ALIGNMENT
         self.n_walked_strings = 0
-        self.keys: set[bytes] = set()
+        self.keys: set[str] = set()
         self.arrays: dict[int, ArraySpan] = {}
 
     def run(self) -> HeaderLayout:
@@ -158,13 +158,13 @@ class _HeaderWalk:
         return bytes(self.buffer[start : start + n_bytes])
 
     def _take_name(self, what: str, most: int) -> str:
-        name = self._take_string(what, most)
-        if not name:
+        encoded = self._take_string(what, most)
+        if not encoded:
             self.fail(f"{what} is empty")
-        try:
-            return name.decode("utf-8")
-        except UnicodeDecodeError:
-            self.fail(f"{what} is not UTF-8: {name[:40]!r}")
+        name = encoded.decode("utf-8", errors="backslashreplace")
+        if not name.isprintable() or name.encode() != encoded:
+            self.fail(f"{what} is no printable UTF-8 text: {encoded[:40]!r}")
+        return name
 
     def _take_value_type(self, what: str) -> gguf.GGUFValueType:
         number = self._take_u32(f"the type of {what}")
@@ -175,10 +175,9 @@ class _HeaderWalk:
 
     def _walk_key(self) -> None:
         name = self._take_name(f"key number {len(self.keys)}", MAX_KEY_BYTES)
-        encoded = name.encode()
-        if encoded in self.keys or name.startswith("GGUF."):
+        if name in self.keys or name.startswith("GGUF."):
             self.fail(f"key '{name}' occurs twice or uses the reserved prefix 'GGUF.'")
-        self.keys.add(encoded)
+        self.keys.add(name)
         value_type = self._take_value_type(f"key '{name}'")
         if name == gguf.Keys.General.ALIGNMENT:
             self._take_alignment(value_type)

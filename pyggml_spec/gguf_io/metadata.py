@@ -126,6 +126,13 @@ class Metadata(Mapping[str, Any]):
         """A text, with a default for a missing key."""
         return self.require_string(key) if key in self._fields else default
 
+    def require_name(self, key: str) -> str:
+        """A text that identifies something: at most one short printable word or phrase."""
+        value = self.require_string(key)
+        if not value.isprintable() or not 0 < len(value) <= _REPORT_CHARS:
+            self.fail(key, f"must be a printable name of at most {_REPORT_CHARS} characters")
+        return value
+
     def find_bool(self, key: str, default: bool) -> bool:
         """A truth value, with a default for a missing key."""
         value = self.get(key, default)

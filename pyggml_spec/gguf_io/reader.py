@@ -50,7 +50,7 @@ class GgufFile:
     @property
     def architecture(self) -> str:
         """`general.architecture`; ModelFileError when the key is missing."""
-        return self.metadata.require_string("general.architecture")
+        return self.metadata.require_name("general.architecture")
 
     @property
     def n_bytes(self) -> int:

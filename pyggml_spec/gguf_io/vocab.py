@@ -29,8 +29,8 @@ def read_vocabulary(file: GgufFile) -> Vocabulary:
     types = _find_token_types(keys, tokens.n_items)
     return Vocabulary(
         file=keys.file,
-        model=keys.require_string(_PREFIX + "model"),
-        pre_tokenizer=keys.find_string(_PREFIX + "pre", default="default"),
+        model=keys.require_name(_PREFIX + "model"),
+        pre_tokenizer=keys.require_name(_PREFIX + "pre") if _PREFIX + "pre" in keys else "default",
         n_tokens=tokens.n_items,
         load_tokens=tokens.strings,
         load_merges=merges.strings if merges is not None else list,

@@ -14,6 +14,8 @@ from pyggml_spec.errors import ModelFileError, OptionError
 
 Message = Mapping[str, Any]
 
+_MAX_REASON_CHARS = 300
+
 
 def render_chat(
     template: str | None,
@@ -39,9 +41,10 @@ def render_chat(
     except OptionError:
         raise
     except jinja2.TemplateSyntaxError as error:
-        raise ModelFileError(f"the chat template is broken at line {error.lineno}: {error.message}") from error
+        reason = _one_line(str(error.message))
+        raise ModelFileError(f"the chat template is broken at line {error.lineno}: {reason}") from error
     except Exception as error:  # templates compute: any Python error can come out
-        reason = str(error) or type(error).__name__
+        reason = _one_line(str(error) or type(error).__name__)
         raise ModelFileError(f"the chat template cannot render these messages: {reason}") from error
 
 
@@ -60,4 +63,9 @@ def _to_json(value: Any, indent: int | None = None) -> str:
 
 
 def _raise_exception(message: str) -> NoReturn:
-    raise OptionError(f"the chat template refuses these messages: {message}")
+    raise OptionError(f"the chat template refuses these messages: {_one_line(str(message))}")
+
+
+def _one_line(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _MAX_REASON_CHARS else line[:_MAX_REASON_CHARS] + "..."

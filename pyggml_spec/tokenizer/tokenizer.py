@@ -157,7 +157,7 @@ def _bpe_model(vocabulary: Vocabulary) -> models.BPE:
     try:
         return models.BPE(vocab=ids, merges=merges)
     except Exception as error:  # the package raises bare Exception
-        raise ModelFileError(f"the merges of '{vocabulary.file}' do not fit its tokens: {error}") from error
+        raise ModelFileError(f"the merges of '{vocabulary.file}' do not fit its tokens: {str(error)[:80]!r}") from error
 
 
 def _texts(vocabulary: Vocabulary, items: list[bytes]) -> list[str]:

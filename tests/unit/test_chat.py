@@ -73,7 +73,7 @@ def test_broken_or_hostile_template(template: str) -> None:
 def test_template_that_refuses() -> None:
     """A template's own complaint reaches the user."""
     with pytest.raises(OptionError, match="refuses these messages: no system role"):
-        render_chat("{{ raise_exception('no system role') }}", HELLO)
+        render_chat("{{ raise_exception('no system\n role') }}", HELLO)
 
 
 @pytest.mark.parametrize("message", ["hello", {"content": "x"}, {"role": 3}])

@@ -99,6 +99,8 @@ def test_no_architecture(tmp_path: Path) -> None:
     content = path.read_bytes().replace(b"general.architecture", b"general.architektur_")
     path.write_bytes(content)
     assert "'general.architecture'" in refusal(path)
+    path = write_gguf(tmp_path / "odd.gguf", "qwen\n35" * 1000, target_keys(), target_weights())
+    assert "printable name" in refusal(path)
 
 
 @pytest.mark.parametrize("key", [key for key in target_keys() if key.startswith("qwen35.")])

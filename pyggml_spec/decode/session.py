@@ -78,6 +78,13 @@ class Session:
         self.tokens = []
         self._is_void = False
 
+    def close(self) -> None:
+        """Give the caches back to the engine; sequences without anything to give back (fakes) need no `close`."""
+        for sequence in (self.drafter, self.target):
+            close = getattr(sequence, "close", None)
+            if close is not None:
+                close()
+
     def generate(
         self,
         token_ids: Sequence[int],

@@ -68,7 +68,7 @@ class Stats:
             self.plain_rounds += 1
             self.committed_in_plain += len(result.token_ids)
             self._why_plain[result.why_plain or "unknown"] += 1
-        self._count_depths(int(result.tree.depths.max()), result.n_accepted)
+        self._count_depths(result.tree.max_depth, result.n_accepted)
         self.draft_ms += result.draft_ms
         self.verify_ms += result.verify_ms
         self.host_ms += result.host_ms

@@ -22,7 +22,7 @@ _ROUNDING = 1e-3  # nats by which a float16 or float32 log-softmax may end up ab
 
 # (token ids from the anchor to the node that is extended, depth of the candidates) -> (ids, log-probabilities)
 TopKSource = Callable[[Sequence[int], int], tuple[ArrayLike, ArrayLike]]
-Row = list[tuple[float, int]]  # (log-probability, token id), best first
+Row = list[tuple[float, int]]  # (cost, token id), best first
 
 
 @dataclass(frozen=True)
@@ -109,8 +109,9 @@ def build_draft_tree(
 class _Growth:
     """A tree while it grows: its nodes so far, and a heap of the candidates next to them.
 
-    A heap entry stands for one candidate and, behind it, its worse siblings: only the best candidate not yet taken of
-    each parent is in the heap, so the heap stays small. Entry: (-score, token id, path, parent node, rank).
+    A cost is a negated, temperature-scaled log-probability, summed along a path for a heap entry. An entry stands for
+    one candidate and, behind it, its worse siblings: only the best candidate not yet taken of each parent is in the
+    heap, so the heap stays small. Entry: (cost of the path, token id, path, parent node, rank among its siblings).
     """
 
     def __init__(self, source: TopKSource, anchor_id: int, horizon: int, options: TreeOptions) -> None:
@@ -118,9 +119,9 @@ class _Growth:
         self.horizon = horizon
         self.options = options
         self.max_nodes = options.budget + 1
-        self.floor = -math.inf
-        self.token_ids, self.parents, self.depths, self.logprobs = [anchor_id], [-1], [0], [0.0]
-        self.scores: list[float] = [0.0]
+        self.max_cost = math.inf
+        self.token_ids, self.parents, self.depths, self.costs = [anchor_id], [-1], [0], [0.0]
+        self.path_costs: list[float] = [0.0]
         self.rows: list[Row] = []  # per node: its candidates
         self.row_at_depth: dict[int, Row] | None = {} if isinstance(source, MarginalSource) else None
         self.heap: list[tuple[float, int, tuple[int, ...], int, int]] = []
@@ -129,7 +130,7 @@ class _Growth:
         root = (self.token_ids[0],)
         first = self.open_newest(root)
         if first:
-            self.floor = first[0][0] - self.options.tau
+            self.max_cost = first[0][0] + self.options.tau
         if self.options.chain_seed:
             self.seed_chain(root)
         else:
@@ -154,21 +155,21 @@ class _Growth:
             self.push(len(self.token_ids) - 1, 0, path)
 
     def add(self, parent: int, rank: int, prefix: tuple[int, ...]) -> tuple[int, ...]:
-        logprob, token_id = self.rows[parent][rank]
+        cost, token_id = self.rows[parent][rank]
         self.token_ids.append(token_id)
         self.parents.append(parent)
         self.depths.append(len(prefix))
-        self.logprobs.append(logprob)
-        self.scores.append(self.scores[parent] + logprob)
+        self.costs.append(cost)
+        self.path_costs.append(self.path_costs[parent] + cost)
         return (*prefix, token_id)
 
     def push(self, parent: int, rank: int, prefix: tuple[int, ...]) -> None:
         row = self.rows[parent]
         if rank < len(row):
-            logprob, token_id = row[rank]
-            score = self.scores[parent] + logprob
-            if score >= self.floor:
-                heappush(self.heap, (-score, token_id, (*prefix, token_id), parent, rank))
+            cost, token_id = row[rank]
+            cost += self.path_costs[parent]
+            if cost <= self.max_cost:
+                heappush(self.heap, (cost, token_id, (*prefix, token_id), parent, rank))
 
     def open_newest(self, path: tuple[int, ...]) -> Row:
         """Ask the source for the newest node's candidates, unless it cannot have children any more."""
@@ -191,24 +192,25 @@ class _Growth:
             np.array(self.token_ids, dtype=np.int32),
             np.array(self.parents, dtype=np.int32),
             np.array(self.depths, dtype=np.int32),
-            np.array(self.logprobs, dtype=np.float32),
+            -np.array(self.costs, dtype=np.float32),
         )
 
 
 def _rank(ids: ArrayLike, logprobs: ArrayLike, options: TreeOptions) -> Row:
-    """The top_k possible candidates as (log-probability / temperature, id), best first, ties by lower id."""
+    """The top_k possible candidates as (cost, id), best first, ties by lower id."""
     values = logprobs if isinstance(logprobs, list) else np.asarray(logprobs).tolist()
     tokens = ids if isinstance(ids, list) else np.asarray(ids).tolist()
     if len(values) != len(tokens) or len(set(tokens)) != len(tokens):
         raise ShapeError(
             f"the top-k source gave ids {tokens} and {len(values)} log-probabilities: ids must differ, one value each"
         )
-    scale = 1.0 / options.temperature
-    row = [(-value * scale, token_id) for value, token_id in zip(values, tokens, strict=True) if value > -math.inf]
+    scale = -1.0 / options.temperature
+    row = [(value * scale, token_id) for value, token_id in zip(values, tokens, strict=True) if value > -math.inf]
     row.sort()
-    if row and row[0][0] < -_ROUNDING * scale:
-        raise OptionError(f"the top-k source gave {-row[0][0]:.4g} as a log-probability: it must not be above 0")
-    return [(-cost, token_id) for cost, token_id in row[: options.top_k]]
+    if row and row[0][0] < scale * _ROUNDING:
+        raise OptionError(f"the top-k source gave {max(values):.4g} as a log-probability: it must not be above 0")
+    del row[options.top_k :]
+    return row
 
 
 def _is_int(value: object) -> bool:

@@ -100,7 +100,12 @@ class DraftTree:
     @property
     def is_chain(self) -> bool:
         """Whether no node has two children, so that the nodes are one path in order."""
-        return bool(self.depths[-1] == len(self.depths) - 1)
+        return int(self.depths[-1]) == len(self.depths) - 1
+
+    @property
+    def max_depth(self) -> int:
+        """Depth of the deepest node."""
+        return len(self.depths) - 1 if self.is_chain else int(self.depths.max())
 
     def children(self, node: int) -> list[int]:
         """Nodes whose parent is `node`, in topological order."""

@@ -28,7 +28,7 @@ class SpecOptions:
     """How a generation speculates; `auto` drafts chains when there is a drafter."""
 
     mode: SpecMode = "auto"
-    n_draft: int | None = None  # most draft tokens in sequence; None = the drafter's horizon
+    draft_max: int | None = None  # most draft tokens in sequence; None = the drafter's horizon
     tree: TreeOptions = field(default_factory=TreeOptions)
 
     @property
@@ -47,12 +47,12 @@ def check_spec(spec: SpecOptions, target: TargetSequence, drafter: DrafterSequen
         raise OptionError(f"spec is {spec.mode!r}: it must be one of {', '.join(SPEC_MODES)}")
     if drafter is None and spec.mode in ("chain", "tree"):
         raise OptionError(f"spec is {spec.mode!r} but no drafter is loaded: load one, or use auto or off")
-    n_draft = spec.n_draft
-    if n_draft is not None and (isinstance(n_draft, bool) or not isinstance(n_draft, int) or n_draft < 0):
-        raise OptionError(f"n_draft is {n_draft!r}: it must be an integer of at least 0 (0 = plain rounds)")
-    if drafter is not None and n_draft is not None and n_draft > drafter.draft_horizon:
+    draft_max = spec.draft_max
+    if draft_max is not None and (isinstance(draft_max, bool) or not isinstance(draft_max, int) or draft_max < 0):
+        raise OptionError(f"draft_max is {draft_max!r}: it must be an integer of at least 0 (0 = plain rounds)")
+    if drafter is not None and draft_max is not None and draft_max > drafter.draft_horizon:
         raise OptionError(
-            f"n_draft is {n_draft}: this drafter was trained to propose at most {drafter.draft_horizon} tokens at once"
+            f"draft_max is {draft_max}: this drafter proposes at most {drafter.draft_horizon} tokens at once"
         )
     if drafter is not None and spec.drafts_trees and spec.tree.budget >= target.max_width:
         raise OptionError(
@@ -216,7 +216,7 @@ def draft_limits(
     length = target.length
     n_ctx_drafter = getattr(drafter, "n_ctx", None) or target.n_ctx
     bounds = [
-        (drafter.draft_horizon if spec.n_draft is None else spec.n_draft, "n_draft is 0"),
+        (drafter.draft_horizon if spec.draft_max is None else spec.draft_max, "draft_max is 0"),
         (target.max_width - 1, "the target verifies one token at a time"),
         (target.n_ctx - length - 1, "the context is nearly full"),
         (n_ctx_drafter - length - 1, f"the drafter's context of {n_ctx_drafter} tokens is full"),

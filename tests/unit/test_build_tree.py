@@ -73,7 +73,7 @@ options = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(block=blocks(), chosen=options)
 def test_equals_brute_force(block, chosen):
     """Best first by score, ties by lower token id, cut by tau and budget: the same nodes in the same order."""
@@ -83,7 +83,7 @@ def test_equals_brute_force(block, chosen):
     assert paths_of(tree) == brute_force(source, horizon=len(block[0]), **chosen)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**32 - 1), horizon=st.integers(0, 9), chosen=options)
 def test_invariants(seed, horizon, chosen):
     """Topological, within budget, horizon and tau, siblings distinct, scores never rise along a path."""
@@ -184,7 +184,7 @@ def test_impossible_candidates_are_dropped():
 )
 def test_options_are_checked(option: str, value: object):
     """No silent default and no degenerate tree: the error names the option and shows the value."""
-    with pytest.raises(OptionError, match=f"{option}.* is {value!r}"):
+    with pytest.raises(OptionError, match=f"{option} is {value!r}"):
         TreeOptions(**{option: value})
 
 

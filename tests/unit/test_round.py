@@ -112,16 +112,16 @@ def test_limits(target, drafter, n_wanted, n_draft, budget, why):
         assert (limits, reason) == (expected, why)
 
 
-def test_n_draft_zero_means_plain_rounds():
-    """The loader's and the user's n_draft = 0 is a defined way to decode plainly."""
+def test_draft_max_zero_means_plain_rounds():
+    """The loader's and the user's draft_max = 0 is a defined way to decode plainly."""
     session = make()
 
-    assert generate(session, 6, n_draft=0) == generate(make(), 6, "off")
+    assert generate(session, 6, draft_max=0) == generate(make(), 6, "off")
     assert session.stats.report()["spec"] == {
         "engaged": False,
         "mode": "chain",
         "drafter_kind": "dflash",
-        "why": "6 of 6 rounds plain: n_draft is 0",
+        "why": "6 of 6 rounds plain: draft_max is 0",
     }
 
 
@@ -204,7 +204,7 @@ def test_stats_document():
 def test_stats_of_reject_first():
     """An adversarial drafter: offered in every round, never accepted, one token per round, all of it strict JSON."""
     session = make(quality=0.0)
-    generate(session, 9, n_draft=3)
+    generate(session, 9, draft_max=3)
     report = session.stats.report()
 
     assert report["accepted"] == 0 and report["accept_rate"] == 0.0 and report["acceptance_length"] == 1.0

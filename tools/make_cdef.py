@@ -25,7 +25,8 @@ HEAD = "// Made by tools/make_cdef.py from the pinned headers and names.txt; not
 
 # What pycparser cannot read; none of it changes a declaration's type.
 UNREADABLE = [
-    "-D__attribute__(x)=", "-D__extension__=", "-D__restrict=", "-D__inline=", "-D__asm__(x)=", "-D__builtin_va_list=int",
+    "-D__attribute__(x)=", "-D__asm__(x)=", "-D__extension__=", "-D__restrict=", "-D__inline=",
+    "-D__builtin_va_list=int",
 ]
 BUILTIN_TYPES = {"size_t", "bool", "_Bool", "FILE"} | {f"{u}int{n}_t" for u in ("", "u") for n in (8, 16, 32, 64)}
 

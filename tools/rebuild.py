@@ -17,7 +17,7 @@ def main() -> int:
     """Exit status of the build."""
     folders = sorted((ROOT / "build").glob("editable-*/CMakeCache.txt"))
     if len(folders) != 1:
-        print(f"{len(folders)} editable builds under {ROOT / 'build'}, one is needed: pip install -e .", file=sys.stderr)
+        print(f"{len(folders)} editable builds in {ROOT / 'build'}, not one: run pip install -e .", file=sys.stderr)
         return 1
     folder = str(folders[0].parent)
     target = sysconfig.get_path("platlib")

@@ -52,9 +52,11 @@ def _x86(name: str, cpu_flags: str, options: str, below: Flavour | None = None) 
 _V2 = _x86("x86_64_v2", "ssse3 sse4_1 sse4_2 popcnt cx16", "SSE42")
 _V3 = _x86("x86_64_v3", "avx avx2 fma f16c bmi1 bmi2 movbe abm", "AVX AVX2 FMA F16C BMI2", _V2)
 _V4 = _x86("x86_64_v4", "avx512f avx512bw avx512cd avx512dq avx512vl", "AVX512", _V3)
+_V4_VNNI = _x86("x86_64_v4_vnni", "avx512_vnni avx512vbmi", "AVX512_VNNI AVX512_VBMI", _V4)
 
 # Best first.
 FLAVOURS = (
+    _V4_VNNI,
     _V4,
     _V3,
     _V2,

@@ -17,8 +17,8 @@ import gguf
 
 from pyggml_spec.errors import ModelFileError
 
-MAX_KEYS = 1 << 16
-MAX_TENSORS = 1 << 16
+MAX_KEYS = 1 << 12  # models have about a hundred
+MAX_TENSORS = 1 << 14  # the largest models have a few thousand; the package takes 0.1 ms for each
 MAX_WALKED_STRINGS = 1 << 22  # bounds the time of the walk: about a second
 MAX_KEY_BYTES = 1 << 10  # names longer than a line are no names
 MAX_TENSOR_NAME_BYTES = 63  # what a ggml tensor can hold

@@ -38,7 +38,7 @@ class Stream:
     """
 
     def __init__(
-        self, session: Session, emissions: Iterator[Emission], prompt_tokens: int, on_end: Callable[[], None]
+        self, session: Session, emissions: Iterator[Emission], prompt_tokens: int, on_end: Callable[[Session], None]
     ) -> None:
         self._session = session
         self._emissions = emissions
@@ -77,7 +77,7 @@ class Stream:
     def _end(self) -> None:
         if not self._has_ended:
             self._has_ended = True
-            self._on_end()
+            self._on_end(self._session)
 
     def __enter__(self) -> Stream:
         return self

@@ -2,47 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from pyggml_spec import assets
 from pyggml_spec.decode.completion import Completion, Stream
-from pyggml_spec.decode.drafter import Drafter, DrafterLimits
+from pyggml_spec.decode.drafter import Drafter
+from pyggml_spec.decode.loader import Progress, load_drafter, load_target, open_pair
 from pyggml_spec.decode.round import SpecMode, SpecOptions
 from pyggml_spec.decode.session import Session
 from pyggml_spec.decode.target import Target, TargetLimits
 from pyggml_spec.errors import OptionError
 from pyggml_spec.ggml import Backend, type_by_name
 from pyggml_spec.ggml.backend import choose_device
-from pyggml_spec.gguf_io.dialects import canonical_tensors
-from pyggml_spec.gguf_io.drafter import drafter_tensors, read_drafter_config
-from pyggml_spec.gguf_io.fit import check_drafter_fits
-from pyggml_spec.gguf_io.reader import GgufFile, open_gguf
-from pyggml_spec.gguf_io.target import read_target_config, target_tensors
-from pyggml_spec.gguf_io.vocab import find_vocabulary, read_vocabulary
-from pyggml_spec.gguf_io.weights import Weights
-from pyggml_spec.models import dflash, qwen35
-from pyggml_spec.records import DrafterConfig, SamplingParams, TargetConfig
+from pyggml_spec.records import SamplingParams
 from pyggml_spec.state.kv_cells import KvTypes
 from pyggml_spec.tokenizer import Tokenizer
 from pyggml_spec.tokenizer.chat import render_chat
 from pyggml_spec.tree.build import TreeOptions
 
-DEFAULT_N_CTX = 8192  # tokens; a model trained with less gets its own length
-Progress = Callable[[int, int], None]
 ModelPath = str | PathLike[str]
-
-
-@dataclass
-class _Model:
-    """An open model file with its configuration."""
-
-    file: GgufFile
-    config: Any
 
 
 class Engine:
@@ -57,7 +39,6 @@ class Engine:
         self.tokenizer = tokenizer
         self._names = names
         self._stack = ExitStack()
-        self._session: Session | None = None
         self._running: Stream | None = None
 
     @classmethod
@@ -72,6 +53,7 @@ class Engine:
         kv_type_k: str = "f16",
         kv_type_v: str = "f16",
         max_width: int = 32,
+        n_parallel: int = 1,
         on_progress: Progress | None = None,
     ) -> Engine:
         """Load a target GGUF and its drafter GGUF; without arguments the embedded pair.
@@ -81,6 +63,7 @@ class Engine:
             n_threads: CPU threads; None = one per core.
             kv_type_k, kv_type_v: types of cached keys and values: f32, f16 or q8_0.
             max_width: most nodes of a verify, the anchor included.
+            n_parallel: sessions that may be open at a time, each with n_ctx tokens of cache.
             on_progress: called with (bytes loaded, bytes in all).
 
         Raises:
@@ -92,9 +75,21 @@ class Engine:
             if drafter is not None:
                 raise OptionError(f"drafter '{drafter}' needs its target: give both, or neither for the embedded pair")
             target, drafter = assets.embedded_target_path(), assets.embedded_drafter_path()
+        target_path, drafter_path = Path(target), None if drafter is None else Path(drafter)
+        kv_types = KvTypes(type_by_name(kv_type_k), type_by_name(kv_type_v))
         with ExitStack() as stack:
-            loader = _Loader(stack, device, n_threads, KvTypes(type_by_name(kv_type_k), type_by_name(kv_type_v)))
-            engine = loader.load(Path(target), None if drafter is None else Path(drafter), n_ctx, max_width, on_progress)
+            pair = open_pair(stack, target_path, drafter_path)
+            limits = TargetLimits(pair.choose_n_ctx(n_ctx), n_parallel, max_width)
+            backend = stack.enter_context(Backend(choose_device(device), n_threads))
+            loaded = load_target(stack, backend, pair, limits, kv_types, on_progress)
+            drafting = load_drafter(stack, loaded, pair, kv_types, on_progress) if drafter_path else None
+            names = {
+                "model": pair.target_file.metadata.find_string("general.name", default=target_path.stem),
+                "drafter": drafter_path.stem if drafter_path else None,
+                "device": backend.device.name,
+                "device_kind": backend.device.kind,
+            }
+            engine = cls(loaded, drafting, pair.tokenizer, names)
             engine._stack = stack.pop_all()
         return engine
 
@@ -152,28 +147,27 @@ class Engine:
         )  # fmt: skip
         options = SpecOptions(spec, draft_max, TreeOptions(budget=budget, top_k=tree_top_k, tau=tau))
         token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        session = self._fresh_session()
-        emissions = session.generate(
-            token_ids,
-            params,
-            max_tokens=None if max_tokens == -1 else max_tokens,
-            stop_ids=() if ignore_eos else self.tokenizer.end_ids,
-            stop_strings=(stop,) if isinstance(stop, str) else tuple(stop),
-            decoder=self.tokenizer.stream(),
-            spec=options,
-            on_prefill=on_prefill,
-        )
+        session = self.open_session()
+        try:
+            emissions = session.generate(
+                token_ids,
+                params,
+                max_tokens=None if max_tokens == -1 else max_tokens,
+                stop_ids=() if ignore_eos else self.tokenizer.end_ids,
+                stop_strings=(stop,) if isinstance(stop, str) else tuple(stop),
+                decoder=self.tokenizer.stream(),
+                spec=options,
+                on_prefill=on_prefill,
+            )
+        except BaseException:
+            session.close()
+            raise
         self._running = Stream(session, emissions, len(token_ids), self._end_stream)
         return self._running
 
-    def _end_stream(self) -> None:
+    def _end_stream(self, session: Session) -> None:
+        session.close()
         self._running = None
-
-    def _fresh_session(self) -> Session:
-        if self._session is None:
-            self._session = self.open_session()
-        self._session.reset()
-        return self._session
 
     def open_session(self) -> Session:
         """A session of its own, for conversations of several turns; an engine has as many as it has slots."""
@@ -208,7 +202,6 @@ class Engine:
         """Free all device memory; safe to call twice."""
         if self._running is not None:
             self._running.close()
-        self._session = None
         self._stack.close()
 
     def __enter__(self) -> Engine:
@@ -216,103 +209,3 @@ class Engine:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-@dataclass
-class _Loader:
-    """Opens and checks everything before it allocates; what was opened goes to `stack`, last in first out."""
-
-    stack: ExitStack
-    device: str
-    n_threads: int | None
-    kv_types: KvTypes
-    _n_loaded: int = field(default=0, init=False)
-
-    def load(
-        self, target_path: Path, drafter_path: Path | None, n_ctx: int | None, max_width: int, on_progress: Progress | None
-    ) -> Engine:
-        file = self.stack.enter_context(open_gguf(target_path))
-        config = read_target_config(file)
-        tokenizer = Tokenizer(read_vocabulary(file))
-        drafter_model = self._open_drafter(drafter_path, config, tokenizer)
-        limits = TargetLimits(n_ctx=_choose_n_ctx(n_ctx, config), max_width=max_width)
-        backend = self.stack.enter_context(Backend(choose_device(self.device), self.n_threads))
-        report = self._progress(on_progress, file, drafter_model)
-        target = self._load_target(backend, file, config, limits, drafter_model, report)
-        drafter = None if drafter_model is None else self._load_drafter(target, drafter_model, report)
-        names = {
-            "model": file.metadata.find_string("general.name", default=target_path.stem),
-            "drafter": None if drafter_path is None else drafter_path.stem,
-            "device": backend.device.name,
-            "device_kind": backend.device.kind,
-        }
-        return Engine(target, drafter, tokenizer, names)
-
-    def _open_drafter(self, path: Path | None, config: TargetConfig, tokenizer: Tokenizer) -> _Model | None:
-        if path is None:
-            return None
-        file = self.stack.enter_context(open_gguf(path))
-        drafter_config: DrafterConfig = read_drafter_config(file)
-        check_drafter_fits(drafter_config, find_vocabulary(file), config, tokenizer.vocabulary)
-        if drafter_config.kind != "dflash" or drafter_config.has_reduced_vocabulary:
-            raise OptionError(f"'{path}' is a {drafter_config.kind} drafter: only plain DFlash drafters are supported yet")
-        return _Model(file, drafter_config)
-
-    def _load_target(
-        self,
-        backend: Backend,
-        file: GgufFile,
-        config: TargetConfig,
-        limits: TargetLimits,
-        drafter: _Model | None,
-        report: Progress | None,
-    ) -> Target:
-        weights = Weights(
-            backend, file.tensors, target_tensors(config), qwen35.target_stacks(config), file.path.name, report
-        )
-        self.stack.callback(weights.close)
-        layers = () if drafter is None else drafter.config.target_layer_ids
-        target = Target(backend, config, weights, limits, kv_types=self.kv_types, feature_layers=layers)
-        self.stack.callback(target.close)
-        self._n_loaded += weights.n_bytes
-        return target
-
-    def _load_drafter(self, target: Target, model: _Model, report: Progress | None) -> Drafter:
-        config, tensors = model.config, canonical_tensors(model.file)
-        weights = Weights(
-            target.backend, tensors, drafter_tensors(config), dflash.drafter_stacks(config), model.file.path.name, report
-        )
-        self.stack.callback(weights.close)
-        embeddings = target.weights["token_embd.weight"]
-        head = embeddings if target.config.tied_embeddings else target.weights["output.weight"]
-        tables = dflash.SharedTables(
-            weights["token_embd.weight"] if config.has_own_embeddings else embeddings,
-            weights["output.weight"] if config.has_own_head else head,
-        )
-        drafter = Drafter(
-            target.backend,
-            target.arena,
-            config,
-            weights,
-            DrafterLimits(target.limits.n_ctx, target.limits.n_slots),
-            tables=tables,
-            features=target.state.features,
-            kv_types=self.kv_types,
-        )
-        self.stack.callback(drafter.close)
-        return drafter
-
-    def _progress(self, on_progress: Progress | None, file: GgufFile, drafter: _Model | None) -> Progress | None:
-        """One progress over both files."""
-        if on_progress is None:
-            return None
-        n_all = file.n_bytes + (0 if drafter is None else drafter.file.n_bytes)
-        return lambda done, _: on_progress(min(self._n_loaded + done, n_all), n_all)
-
-
-def _choose_n_ctx(n_ctx: int | None, config: TargetConfig) -> int:
-    if n_ctx is None:
-        return min(config.n_ctx_train, DEFAULT_N_CTX)
-    if not 1 <= n_ctx <= config.n_ctx_train:
-        raise OptionError(f"the context size must be 1 to {config.n_ctx_train} (what the model was trained with), found {n_ctx}")
-    return n_ctx

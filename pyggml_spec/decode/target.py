@@ -19,6 +19,7 @@ from pyggml_spec.state.recurrent import RecurrentState, Rotation
 from pyggml_spec.tree.draft_tree import DraftTree
 from pyggml_spec.tree.schedule import encode_schedule, schedule_tree
 
+MAX_VERIFY_WIDTH = 128
 PREFILL_WIDTHS = (16, 64, 256, 512)  # columns of a prefill graph; a chunk takes the smallest that holds it
 
 
@@ -45,8 +46,7 @@ class Target:
         kv_types: KvTypes,
         feature_layers: tuple[int, ...] = (),
     ) -> None:
-        if limits.n_batch > PREFILL_WIDTHS[-1] or limits.max_width > PREFILL_WIDTHS[-1]:
-            raise OptionError(f"a call takes at most {PREFILL_WIDTHS[-1]} columns, found {limits}")
+        _check_limits(limits)
         self.backend, self.config, self.weights, self.limits = backend, config, weights, limits
         self.arena = GraphArena(backend)
         self.state = _allocate_state(backend, config, limits, kv_types, feature_layers)
@@ -89,6 +89,14 @@ class Target:
         for owner in (self.arena, self.state.kv, self.state.recurrent, self.state.features, self.weights):
             if owner is not None:
                 owner.close()
+
+
+def _check_limits(limits: TargetLimits) -> None:
+    rules = {"n_slots": 1024, "max_width": MAX_VERIFY_WIDTH, "n_batch": PREFILL_WIDTHS[-1]}
+    for name, most in rules.items():
+        value = getattr(limits, name)
+        if not 1 <= value <= most:
+            raise OptionError(f"{name} is {value}: it must be 1 to {most}")
 
 
 def _allocate_state(
@@ -314,7 +322,7 @@ class NativeTargetSequence:
 
     def _checked_ids(self, token_ids: Sequence[int]) -> np.ndarray:
         ids = np.asarray(token_ids, dtype=np.int64)
-        if len(ids) and not (0 <= ids.min() and ids.max() < self._target.config.n_vocab):
+        if len(ids) and not (ids.min() >= 0 and ids.max() < self._target.config.n_vocab):
             bad = next(i for i in ids.tolist() if not 0 <= i < self._target.config.n_vocab)
             raise OptionError(f"token id {bad} is outside the vocabulary of {self._target.config.n_vocab} tokens")
         return ids.astype(np.int32)

@@ -9,7 +9,6 @@ from pyggml_spec._native import ffi, lib
 from pyggml_spec.errors import DeviceError, OptionError
 from pyggml_spec.ggml.context import Context
 
-MAX_THREADS = 512  # ggml's own limit on a CPU thread pool
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ def choose_device(name: str = "auto") -> Device:
         if device.name.lower() == name.lower():
             return device
     names = ", ".join(d.name.lower() for d in devices)
-    raise OptionError(f"device '{name}' is not available here; this install can use: {names} (see `pyggml-spec devices`)")
+    raise OptionError(f"device '{name}' is not available here; this install can use {names} (see `pyggml-spec devices`)")
 
 
 def default_threads() -> int:
@@ -73,8 +72,12 @@ class Backend:
     def __init__(self, device: Device, n_threads: int | None = None) -> None:
         self.device = device
         self.n_threads = default_threads() if n_threads is None else n_threads
-        if not 1 <= self.n_threads <= MAX_THREADS:
-            raise OptionError(f"threads must be between 1 and {MAX_THREADS}, found {self.n_threads}")
+        n_cpus = default_threads()
+        if not 1 <= self.n_threads <= n_cpus:
+            raise OptionError(
+                f"{self.n_threads} threads do not suit the {n_cpus} CPUs of this process: use 1 to {n_cpus} "
+                "(threads beyond that only wait for each other)"
+            )
         self._pool = ffi.NULL
         self.ptr = lib.ggml_backend_dev_init(lib.ggml_backend_dev_get(device.index), ffi.NULL)
         if self.ptr == ffi.NULL:

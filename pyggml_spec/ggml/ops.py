@@ -125,7 +125,7 @@ def view(context: Context, x: Tensor, ne: Sequence[int], strides: Sequence[int] 
     if not 1 <= len(ne) <= 4 or len(strides) != len(ne) - 1:
         raise ShapeError(f"a view of ne={list(ne)} needs {len(ne) - 1} strides, found {list(strides)}")
     last = offset + x.type.row_bytes(ne[0]) + sum((n - 1) * s for n, s in zip(ne[1:], strides, strict=True))
-    _check(ne[0] % x.type.block_size == 0 and 0 <= offset and last <= x.n_bytes, f"view ne={list(ne)} leaves its source", x)
+    _check(ne[0] % x.type.block_size == 0 and offset >= 0 and last <= x.n_bytes, f"view ne={list(ne)} leaves its source", x)
     sizes = [*ne, *([1] * (4 - len(ne)))]
     steps = list(strides)
     while len(steps) < 3:

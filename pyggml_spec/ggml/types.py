@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 from pyggml_spec._native import ffi, lib
 from pyggml_spec.errors import OptionError
@@ -23,7 +23,7 @@ class TensorType:
         return n_values // self.block_size * self.block_bytes
 
 
-@lru_cache(maxsize=None)
+@cache
 def type_by_number(number: int) -> TensorType:
     """The type ggml numbers `number`; the caller vouches that the number exists."""
     name = ffi.string(lib.ggml_type_name(number)).decode()

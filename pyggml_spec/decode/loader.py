@@ -1,0 +1,136 @@
+"""Opening a target and its drafter: every check first, then memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyggml_spec.decode.drafter import Drafter, DrafterLimits
+from pyggml_spec.decode.target import Target, TargetLimits
+from pyggml_spec.errors import ModelFileError, OptionError
+from pyggml_spec.ggml import Backend
+from pyggml_spec.gguf_io.dialects import canonical_tensors
+from pyggml_spec.gguf_io.drafter import drafter_tensors, read_drafter_config
+from pyggml_spec.gguf_io.fit import check_drafter_fits
+from pyggml_spec.gguf_io.reader import GgufFile, open_gguf
+from pyggml_spec.gguf_io.target import read_target_config, target_tensors
+from pyggml_spec.gguf_io.vocab import find_vocabulary, read_vocabulary
+from pyggml_spec.gguf_io.weights import Weights
+from pyggml_spec.models import dflash, qwen35
+from pyggml_spec.records import DrafterConfig, TargetConfig
+from pyggml_spec.state.kv_cells import KvTypes
+from pyggml_spec.tokenizer import Tokenizer
+
+DEFAULT_N_CTX = 8192  # tokens; a model trained with less gets its own length
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class OpenPair:
+    """A target file and its drafter's, open and checked; nothing is on a device yet."""
+
+    target_file: GgufFile
+    target_config: TargetConfig
+    tokenizer: Tokenizer
+    drafter_file: GgufFile | None = None
+    drafter_config: DrafterConfig | None = None
+
+    def choose_n_ctx(self, n_ctx: int | None) -> int:
+        """The context asked for if it can be had; None = what the target was trained with, at most 8192."""
+        trained = self.target_config.n_ctx_train
+        if n_ctx is None:
+            return min(trained, DEFAULT_N_CTX)
+        if not 1 <= n_ctx <= trained:
+            raise OptionError(f"n_ctx is {n_ctx}: it must be 1 to {trained}, what the target was trained with")
+        return n_ctx
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all weights."""
+        return self.target_file.n_bytes + (0 if self.drafter_file is None else self.drafter_file.n_bytes)
+
+
+def open_pair(stack: ExitStack, target_path: Path, drafter_path: Path | None) -> OpenPair:
+    """Open both files (they close with `stack`) and check that they are what they should be and fit together."""
+    file = stack.enter_context(open_gguf(target_path))
+    config = read_target_config(file)
+    tokenizer = Tokenizer(read_vocabulary(file))
+    if drafter_path is None:
+        return OpenPair(file, config, tokenizer)
+    drafter_file = stack.enter_context(open_gguf(drafter_path))
+    drafter_config = read_drafter_config(drafter_file)
+    check_drafter_fits(drafter_config, find_vocabulary(drafter_file), config, tokenizer.vocabulary)
+    _refuse_unsupported(drafter_config, drafter_path)
+    return OpenPair(file, config, tokenizer, drafter_file, drafter_config)
+
+
+def _refuse_unsupported(config: DrafterConfig, path: Path) -> None:
+    if config.kind != "dflash":
+        raise ModelFileError(f"'{path}' is a {config.kind} drafter, which is not supported yet; use a dflash drafter")
+    if config.has_reduced_vocabulary:
+        raise ModelFileError(f"'{path}' has a reduced vocabulary (d2t), which is not supported yet")
+
+
+def load_target(
+    stack: ExitStack, backend: Backend, pair: OpenPair, limits: TargetLimits, kv_types: KvTypes, report: Progress | None
+) -> Target:
+    """The target on the device; `report(bytes done, bytes in all)` covers both files."""
+    config, file = pair.target_config, pair.target_file
+    weights = Weights(
+        backend,
+        file.tensors,
+        target_tensors(config),
+        qwen35.target_stacks(config),
+        file.path.name,
+        _shifted(report, 0, pair.n_bytes),
+    )
+    stack.callback(weights.close)
+    layers = () if pair.drafter_config is None else pair.drafter_config.target_layer_ids
+    target = Target(backend, config, weights, limits, kv_types=kv_types, feature_layers=layers)
+    stack.callback(target.close)
+    return target
+
+
+def load_drafter(
+    stack: ExitStack, target: Target, pair: OpenPair, kv_types: KvTypes, report: Progress | None
+) -> Drafter:
+    """The drafter of an open pair beside its target."""
+    config, file = pair.drafter_config, pair.drafter_file
+    weights = Weights(
+        target.backend,
+        canonical_tensors(file),
+        drafter_tensors(config),
+        dflash.drafter_stacks(config),
+        file.path.name,
+        _shifted(report, pair.target_file.n_bytes, pair.n_bytes),
+    )
+    stack.callback(weights.close)
+    drafter = Drafter(
+        target.backend,
+        target.arena,
+        config,
+        weights,
+        DrafterLimits(target.limits.n_ctx, target.limits.n_slots),
+        tables=_shared_tables(target, config, weights),
+        features=target.state.features,
+        kv_types=kv_types,
+    )
+    stack.callback(drafter.close)
+    return drafter
+
+
+def _shared_tables(target: Target, config: DrafterConfig, own: Weights) -> dflash.SharedTables:
+    embeddings = target.weights["token_embd.weight"]
+    head = embeddings if target.config.tied_embeddings else target.weights["output.weight"]
+    return dflash.SharedTables(
+        own["token_embd.weight"] if config.has_own_embeddings else embeddings,
+        own["output.weight"] if config.has_own_head else head,
+    )
+
+
+def _shifted(report: Progress | None, n_before: int, n_all: int) -> Progress | None:
+    if report is None:
+        return None
+    return lambda n_done, _: report(min(n_before + n_done, n_all), n_all)

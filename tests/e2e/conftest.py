@@ -1,0 +1,62 @@
+"""Engines on the embedded models and on files derived from them; loaded once a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from reference.model_files import write_f32_copy, write_f32_drafter
+
+from pyggml_spec import Engine, assets
+
+TESTS = Path(__file__).parents[1]
+DATA, GOLDEN = TESTS / "data", TESTS / "golden"
+N_CTX = 1024  # enough for most tests; the caches of an engine stay small
+
+
+@pytest.fixture(scope="session")
+def golden() -> list[dict[str, Any]]:
+    """Reference prompts; each has its arrays (float32) under "arrays", names without the prompt's number."""
+    prompts = json.loads((GOLDEN / "golden.json").read_text())["prompts"]
+    arrays = np.load(GOLDEN / "golden.npz")
+    for i, prompt in enumerate(prompts):
+        prompt["arrays"] = {name.rsplit("_", 1)[0]: arrays[name] for name in arrays.files if name.endswith(f"_{i}")}
+    return prompts
+
+
+@pytest.fixture(scope="session")
+def f32_files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The target and the DFlash drafter with every weight as f32."""
+    folder = tmp_path_factory.mktemp("f32")
+    target = write_f32_copy(DATA / "minnow-f16.gguf", folder / "minnow-f32.gguf")
+    template = assets.embedded_drafter_path()
+    return target, write_f32_drafter(DATA / "minnow-dflash", template, folder / "minnow-dflash-f32.gguf")
+
+
+def load(target: Path, drafter: Path | None, **options: Any) -> Engine:
+    """An engine with f32 caches unless told otherwise."""
+    return Engine.load(target, drafter, **{"n_ctx": N_CTX, "kv_type_k": "f32", "kv_type_v": "f32", **options})
+
+
+@pytest.fixture(scope="session")
+def f32_engine(f32_files: tuple[Path, Path]) -> Iterator[Engine]:
+    """Everything in f32."""
+    with load(*f32_files) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def engine() -> Iterator[Engine]:
+    """The embedded pair, q8_0 weights and f32 caches."""
+    with load(assets.embedded_target_path(), assets.embedded_drafter_path(), n_ctx=4096) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def prompts() -> list[str]:
+    """40 prompts, one a paragraph of the file."""
+    return (Path(__file__).parent / "prompts.txt").read_text().split("\n---\n")

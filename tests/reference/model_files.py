@@ -1,0 +1,70 @@
+"""Model files that tests derive from the shipped ones: f32 copies, and a drafter straight from its checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import safetensors
+
+_NAMES = {  # Hugging Face -> GGUF, without the layer prefix
+    "fc.weight": "fc.weight",
+    "hidden_norm.weight": "enc.output_norm.weight",
+    "norm.weight": "output_norm.weight",
+    "input_layernorm.weight": "attn_norm.weight",
+    "post_attention_layernorm.weight": "ffn_norm.weight",
+    "self_attn.q_proj.weight": "attn_q.weight",
+    "self_attn.k_proj.weight": "attn_k.weight",
+    "self_attn.v_proj.weight": "attn_v.weight",
+    "self_attn.o_proj.weight": "attn_output.weight",
+    "self_attn.q_norm.weight": "attn_q_norm.weight",
+    "self_attn.k_norm.weight": "attn_k_norm.weight",
+    "mlp.gate_proj.weight": "ffn_gate.weight",
+    "mlp.up_proj.weight": "ffn_up.weight",
+    "mlp.down_proj.weight": "ffn_down.weight",
+}
+
+
+def write_f32_copy(source: Path, destination: Path) -> Path:
+    """The same model with every tensor as f32 (exact for f16 and bf16 sources)."""
+    reader = gguf.GGUFReader(source)
+    tensors = {t.name: gguf.quants.dequantize(t.data, t.tensor_type) for t in reader.tensors}
+    return _write(reader, tensors, destination)
+
+
+def write_f32_drafter(checkpoint: Path, template: Path, destination: Path) -> Path:
+    """A DFlash drafter from its Hugging Face checkpoint, with the metadata of an already converted file."""
+    raw = dict(safetensors.deserialize((checkpoint / "model.safetensors").read_bytes()))
+    tensors = {_gguf_name(name): _bf16_to_f32(entry) for name, entry in raw.items()}
+    return _write(gguf.GGUFReader(template), tensors, destination)
+
+
+def _gguf_name(name: str) -> str:
+    if not name.startswith("layers."):
+        return _NAMES[name]
+    _, layer, rest = name.split(".", 2)
+    return f"blk.{layer}.{_NAMES[rest]}"
+
+
+def _bf16_to_f32(entry: dict) -> np.ndarray:
+    assert entry["dtype"] == "BF16", entry["dtype"]
+    words = np.frombuffer(entry["data"], dtype=np.uint16).astype(np.uint32) << 16
+    return words.view(np.float32).reshape(entry["shape"])
+
+
+def _write(reader: gguf.GGUFReader, tensors: dict[str, np.ndarray], destination: Path) -> Path:
+    architecture = reader.fields["general.architecture"].contents()
+    writer = gguf.GGUFWriter(destination, architecture)
+    for key, field in reader.fields.items():
+        if key.startswith("GGUF.") or key == "general.architecture":
+            continue
+        kind, *rest = field.types
+        writer.add_key_value(key, field.contents(), kind, sub_type=rest[-1] if rest else None)
+    for name, values in tensors.items():
+        writer.add_tensor(name, np.ascontiguousarray(values, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return destination

@@ -29,6 +29,8 @@ _INTEGER_RULES = {  # option -> least value, rule as text
     "logprobs": (0, "an integer of at least 0 (0 = none)"),
 }
 
+_N_SORTED_FIRST = 256  # values that top-p looks at first
+
 
 def check_sampling(params: SamplingParams) -> None:
     """Refuse sampling options outside their range.
@@ -151,7 +153,7 @@ def _argmax(logits: NDArray[np.float32]) -> int:
     return best
 
 
-def _best_ids(values: NDArray[np.float32], k: int) -> NDArray[np.int64]:
+def _best_ids(values: NDArray[np.floating], k: int) -> NDArray[np.int64]:
     """Indices of the k highest values, best first, equal ones by lower index."""
     k = min(k, len(values))
     least = np.partition(values, len(values) - k)[len(values) - k]
@@ -161,8 +163,15 @@ def _best_ids(values: NDArray[np.float32], k: int) -> NDArray[np.int64]:
 
 
 def _nucleus(values: NDArray[np.float64], top_p: float) -> NDArray[np.int64]:
-    """Indices of the fewest best values whose probability reaches top_p, best first, equal ones by lower index."""
-    weights = np.exp(values - values.max())
-    order = np.argsort(-values, kind="stable")
-    cumulative = np.cumsum(weights[order])
-    return order[: int(np.searchsorted(cumulative, top_p * cumulative[-1], side="left")) + 1]
+    """Indices of the fewest best values whose probability reaches top_p, best first, equal ones by lower index.
+
+    Sorts only as many of the best values as it takes: of a large vocabulary that is a small part.
+    """
+    wanted = top_p * float(np.exp(values - values.max()).sum())
+    n_best = _N_SORTED_FIRST
+    while True:
+        order = _best_ids(values, n_best)
+        cumulative = np.cumsum(np.exp(values[order] - values[order[0]]))
+        if cumulative[-1] >= wanted or len(order) == len(values):
+            return order[: int(np.searchsorted(cumulative, wanted, side="left")) + 1]
+        n_best *= 16

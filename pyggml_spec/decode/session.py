@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from pyggml_spec.decode.protocols import DrafterSequence, TargetSequence
 from pyggml_spec.decode.round import RoundRunner, SpecOptions
 from pyggml_spec.decode.sampling import Sampler
@@ -76,6 +78,8 @@ class Session:
         if self.drafter is not None:
             self.drafter.reset()
         self.tokens = []
+        self.stats = Stats()
+        self.finish_reason = None
         self._is_void = False
 
     def close(self) -> None:
@@ -111,8 +115,11 @@ class Session:
         spec = spec or SpecOptions()
         runner = RoundRunner(self.target, self.drafter, sampler, spec, self.policy, self.clock)
         tracker = StopTracker(stop_ids, stop_strings, decoder)
-        self._check_request(token_ids, max_tokens)
-        return self._generate([int(token_id) for token_id in token_ids], runner, tracker, max_tokens, on_prefill)
+        _check_max_tokens(max_tokens)
+        checked = _checked_ids(token_ids, self.n_vocab)
+        self._check_can_run(checked)
+        self._cancelled = False
+        return self._generate(checked, runner, tracker, max_tokens, on_prefill)
 
     def _generate(
         self,
@@ -134,13 +141,10 @@ class Session:
             self._is_running = False
 
     def _begin(self, token_ids: list[int], runner: RoundRunner) -> None:
-        if self._is_running:
-            raise OptionError("a generation is still running in this session: exhaust or close its iterator first")
-        self._check_fits(token_ids)
+        self._check_can_run(token_ids)  # again: another generation may have run since the call
         self._is_running = True
         # Interrupted between commit and bookkeeping, the caches are ahead; recurrent state cannot be cut back.
         self._is_void |= self.target.length > max(len(self.tokens) - 1, 0)
-        self._cancelled = False
         self.finish_reason = None
         self.tokens.extend(token_ids)
         self.stats = Stats(runner.mode, None if self.drafter is None else self.drafter.kind)
@@ -171,19 +175,11 @@ class Session:
             return "length"
         return "cancelled" if self._cancelled else None
 
-    def _check_request(self, token_ids: Sequence[int], max_tokens: int | None) -> None:
-        if isinstance(max_tokens, bool) or not (max_tokens is None or isinstance(max_tokens, int) and max_tokens >= 0):
-            raise OptionError(
-                f"max_tokens is {max_tokens!r}: it must be an integer of at least 0, or None for no limit"
-            )
-        if not len(token_ids) and not self.tokens:
+    def _check_can_run(self, token_ids: list[int]) -> None:
+        if self._is_running:
+            raise OptionError("a generation is still running in this session: exhaust or close its iterator first")
+        if not token_ids and not self.tokens:
             raise OptionError("the prompt has no tokens: generation needs at least one token to start from")
-        for token_id in token_ids:
-            if not 0 <= token_id < self.n_vocab:
-                raise OptionError(f"the prompt has token {token_id}: ids must lie in 0 .. {self.n_vocab - 1}")
-        self._check_fits(token_ids)
-
-    def _check_fits(self, token_ids: Sequence[int]) -> None:
         n_tokens = len(self.tokens) + len(token_ids)
         if n_tokens > self.target.n_ctx:
             raise ContextLimitError(
@@ -227,3 +223,22 @@ class Session:
         drafter = self.drafter
         if drafter is not None and self.target.length <= (getattr(drafter, "n_ctx", None) or self.target.n_ctx):
             drafter.catch_up()
+
+
+def _check_max_tokens(max_tokens: int | None) -> None:
+    if max_tokens is None or (isinstance(max_tokens, int) and not isinstance(max_tokens, bool) and max_tokens >= 0):
+        return
+    raise OptionError(f"max_tokens is {max_tokens!r}: it must be an integer of at least 0, or None for no limit")
+
+
+def _checked_ids(token_ids: Sequence[int], n_vocab: int) -> list[int]:
+    ids = np.asarray(token_ids)
+    if not ids.size:
+        return []
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise OptionError(f"the prompt is {token_ids!r:.80}: it must be a sequence of integer token ids")
+    bad = ids[(ids < 0) | (ids >= n_vocab)]
+    if bad.size:
+        raise OptionError(f"the prompt has token {bad[0]}: ids must lie in 0 .. {n_vocab - 1}")
+    checked: list[int] = ids.tolist()
+    return checked

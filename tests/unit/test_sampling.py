@@ -119,6 +119,18 @@ def test_logprobs_are_those_of_the_model():
     assert n_all == N_VOCAB
 
 
+@pytest.mark.parametrize("top_p", [0.3, 0.9, 0.999, 1 - 1e-12])
+def test_top_p_of_a_large_vocabulary(top_p: float):
+    """Sorting only part of the vocabulary finds the same nucleus as sorting all of it, ties included."""
+    logits = np.round(np.random.default_rng(0).normal(size=5000) * 2, 1).astype(np.float32)
+    weights = np.exp(logits.astype(np.float64))
+    order = np.argsort(-logits, kind="stable")
+    n_kept = int((np.cumsum(weights[order]) < top_p * weights.sum()).sum()) + 1
+    law = Sampler(SamplingParams(temperature=1.0, top_p=top_p), 5000).distribution(logits, [])
+
+    assert set(np.flatnonzero(law)) == set(order[:n_kept])
+
+
 def test_masked_logits_are_never_drawn():
     """-inf hides a token (a grammar may do so); nothing else changes."""
     masked = np.where(np.arange(N_VOCAB) % 2 == 0, LOGITS, -np.inf).astype(np.float32)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 from decode_fakes import N_VOCAB, FakeDecoder, FakeDrafter, FakeTarget, chi_square_excess, hashed_law
@@ -325,6 +327,8 @@ def test_one_generation_at_a_time():
     ("prompt", "options", "message"),
     [
         ([], {}, "the prompt has no tokens"),
+        ([1.5], {}, "sequence of integer token ids"),
+        ("text", {}, "sequence of integer token ids"),
         ([N_VOCAB], {}, f"token {N_VOCAB}: ids must lie in 0"),
         ([-1], {}, "token -1"),
         ([1], {"max_tokens": -1}, "max_tokens is -1"),
@@ -355,3 +359,41 @@ def test_speculation_without_a_drafter():
 
     list(session.generate(PROMPT, max_tokens=3))
     assert session.stats.report()["spec"]["why"] == "3 of 3 rounds plain: no drafter is loaded"
+
+
+def test_random_scripts():
+    """Any order of generating, stopping, cancelling, failing and resetting: every token is the target's own argmax."""
+    for seed in range(25):
+        rng = np.random.default_rng(seed)
+        session = make(quality=rng.random(), horizon=int(rng.integers(1, 9)), n_ctx=80, n_batch=int(rng.integers(1, 9)))
+        is_prompt: list[bool] = []
+        for _ in range(8):
+            prompt = rng.integers(0, N_VOCAB, size=rng.integers(1, 12)).tolist()
+            if len(session.tokens) + len(prompt) > session.target.n_ctx:
+                session.reset()
+                is_prompt = []
+            is_prompt += [True] * len(prompt)
+            play(session, prompt, rng)
+            is_prompt += [False] * (len(session.tokens) - len(is_prompt))
+
+        for i, token_id in enumerate(session.tokens):
+            assert is_prompt[i] or token_id == session.target.law(session.tokens[:i]).argmax(), (seed, i)
+
+
+def play(session: Session, prompt: list[int], rng: np.random.Generator) -> None:
+    """One generation that ends in a random way."""
+    stop_ids = rng.integers(0, N_VOCAB, size=3).tolist() if rng.random() < 0.5 else []
+    chosen = {"max_tokens": int(rng.integers(0, 25)), "stop_ids": stop_ids, "spec": spec_of(str(rng.choice(MODES)))}
+    stream, n_rounds, ending = session.generate(prompt, **chosen), int(rng.integers(1, 6)), rng.integers(0, 4)
+    for _ in range(n_rounds):
+        if next(stream, None) is None:
+            return
+    if ending == 1:
+        session.cancel()
+    if ending == 2:
+        session.target.fail_next_verify = KeyboardInterrupt()
+    if ending == 3:
+        return stream.close()
+    with contextlib.suppress(KeyboardInterrupt):
+        list(stream)
+    session.target.fail_next_verify = None

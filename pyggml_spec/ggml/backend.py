@@ -10,7 +10,6 @@ from pyggml_spec.errors import DeviceError, OptionError
 from pyggml_spec.ggml.context import Context
 
 
-
 @dataclass(frozen=True)
 class Device:
     """One compute device as ggml reports it; memory in bytes."""
@@ -56,7 +55,7 @@ def choose_device(name: str = "auto") -> Device:
         if device.name.lower() == name.lower():
             return device
     names = ", ".join(d.name.lower() for d in devices)
-    raise OptionError(f"device '{name}' is not available here; this install can use {names} (see `pyggml-spec devices`)")
+    raise OptionError(f"device '{name}' is not available; this install can use {names} (see `pyggml-spec devices`)")
 
 
 def default_threads() -> int:

@@ -34,7 +34,7 @@ class Context:
         if n_values > _MAX_VALUES:
             raise ShapeError(f"tensor '{name}' of ne={list(ne)} is too large; a file or option claims an absurd size")
         if ne[0] % type_.block_size:
-            raise ShapeError(f"tensor '{name}': ne[0]={ne[0]} is not a multiple of {type_.block_size}, a {type_.name} block")
+            raise ShapeError(f"tensor '{name}': ne[0]={ne[0]} does not fill {type_.name} blocks of {type_.block_size}")
         self.claim()
         tensor = Tensor(self, lib.ggml_new_tensor(self.live(), type_.number, len(ne), ffi.new("int64_t[]", list(ne))))
         return tensor.named(name) if name else tensor

@@ -41,7 +41,8 @@ def mul_mat(context: Context, weight: Tensor, x: Tensor) -> Tensor:
 def _elementwise(call, name: str, context: Context, a: Tensor, b: Tensor) -> Tensor:
     require_f32(a, f"the left operand of {name}")
     require_f32(b, f"the right operand of {name}")
-    _check(all(n % m == 0 for n, m in zip(a.ne, b.ne, strict=True)), f"{name} cannot repeat the second to the first", a, b)
+    fits = all(n % m == 0 for n, m in zip(a.ne, b.ne, strict=True))
+    _check(fits, f"{name} cannot repeat the second operand to the first", a, b)
     return _node(context, call(_begin(context), a.ptr, b.ptr))
 
 
@@ -125,7 +126,8 @@ def view(context: Context, x: Tensor, ne: Sequence[int], strides: Sequence[int] 
     if not 1 <= len(ne) <= 4 or len(strides) != len(ne) - 1:
         raise ShapeError(f"a view of ne={list(ne)} needs {len(ne) - 1} strides, found {list(strides)}")
     last = offset + x.type.row_bytes(ne[0]) + sum((n - 1) * s for n, s in zip(ne[1:], strides, strict=True))
-    _check(ne[0] % x.type.block_size == 0 and offset >= 0 and last <= x.n_bytes, f"view ne={list(ne)} leaves its source", x)
+    fits = ne[0] % x.type.block_size == 0 and offset >= 0 and last <= x.n_bytes
+    _check(fits, f"a view of ne={list(ne)} at byte {offset} leaves its source", x)
     sizes = [*ne, *([1] * (4 - len(ne)))]
     steps = list(strides)
     while len(steps) < 3:

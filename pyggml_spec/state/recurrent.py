@@ -39,7 +39,8 @@ class RecurrentState:
         self.layers = {
             i: self._new_layer(config, i) for i, recurrent in enumerate(config.recurrent_layers) if recurrent
         }
-        self._buffer = backend.allocate(self._context, f"the recurrent state of {n_slots} sequences") if n_layers else None
+        what = f"the recurrent state of {n_slots} sequences"
+        self._buffer = backend.allocate(self._context, what) if n_layers else None
 
     def _new_layer(self, config: TargetConfig, i: int) -> LayerState:
         s, h_k, h_v, c = config.state_size, config.n_heads_k, config.n_heads_v, config.n_conv_channels

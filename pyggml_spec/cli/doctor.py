@@ -121,7 +121,7 @@ def _render(report: dict[str, Any]) -> str:
 
 def _flavour_state(row: dict[str, Any]) -> str:
     if row["why_not"]:
-        return row["why_not"]
+        return str(row["why_not"])
     return "in use" if row["loaded"] else "usable"
 
 

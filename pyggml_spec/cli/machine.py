@@ -43,7 +43,7 @@ def list_device_rows() -> list[dict[str, Any]]:
 
     Raises: NativeLibraryError when no flavour can be loaded.
     """
-    from ..ggml import choose_device, list_devices
+    from ..ggml.backend import choose_device, list_devices
 
     chosen = choose_device("auto")
     return [

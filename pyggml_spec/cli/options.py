@@ -13,29 +13,29 @@ KV_TYPES = ("f32", "f16", "q8_0")
 MODEL_FILE = click.Path(exists=True, dir_okay=False, readable=True)
 
 
-class FiniteFloat(click.FloatRange):
-    """A float inside a range; `nan` and the infinities, which pass every comparison, are refused."""
+class Number(click.FloatRange):
+    """A float inside a range; `nan`, which passes every comparison, is refused, and infinity where it means nothing."""
 
     name = "number"
+
+    def __init__(
+        self, low: float, high: float | None = None, *, min_open: bool = False, allow_infinity: bool = False
+    ) -> None:
+        super().__init__(low, high, min_open=min_open)
+        self.allow_infinity = allow_infinity
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the float, or fail with a sentence that names the value."""
         number = click.FLOAT.convert(value, param, ctx)
-        if not math.isfinite(number):
+        if math.isnan(number) or (math.isinf(number) and not self.allow_infinity):
             self.fail(f"{value!r} is not a finite number.", param, ctx)
         return super().convert(number, param, ctx)
 
 
-class StopText(click.ParamType):
-    """A text of at least one character."""
-
-    name = "text"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the text, or fail when it is empty."""
-        if not value:
-            self.fail("an empty text would stop before the first token; leave the option out.", param, ctx)
-        return value
+def _refuse_empty(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
+    if "" in texts:
+        raise click.BadParameter("an empty text would stop before the first token; leave the option out.")
+    return texts
 
 
 def _apply(options: list[Callable[[Command], Command]]) -> Callable[[Command], Command]:
@@ -132,7 +132,7 @@ sampling_options = _apply(
         click.option(
             "--temp",
             "temperature",
-            type=FiniteFloat(0, 100),
+            type=Number(0, 100),
             default=0.0,
             show_default=True,
             metavar="T",
@@ -148,7 +148,7 @@ sampling_options = _apply(
         ),
         click.option(
             "--top-p",
-            type=FiniteFloat(0, 1, min_open=True),
+            type=Number(0, 1, min_open=True),
             default=1.0,
             show_default=True,
             metavar="P",
@@ -156,7 +156,7 @@ sampling_options = _apply(
         ),
         click.option(
             "--min-p",
-            type=FiniteFloat(0, 1),
+            type=Number(0, 1),
             default=0.0,
             show_default=True,
             metavar="P",
@@ -164,7 +164,7 @@ sampling_options = _apply(
         ),
         click.option(
             "--repeat-penalty",
-            type=FiniteFloat(0, 100, min_open=True),
+            type=Number(0, 100, min_open=True),
             default=1.0,
             show_default=True,
             metavar="X",
@@ -172,7 +172,7 @@ sampling_options = _apply(
         ),
         click.option(
             "--presence-penalty",
-            type=FiniteFloat(-100, 100),
+            type=Number(-100, 100),
             default=0.0,
             show_default=True,
             metavar="X",
@@ -180,7 +180,7 @@ sampling_options = _apply(
         ),
         click.option(
             "--frequency-penalty",
-            type=FiniteFloat(-100, 100),
+            type=Number(-100, 100),
             default=0.0,
             show_default=True,
             metavar="X",
@@ -207,7 +207,7 @@ sampling_options = _apply(
         click.option(
             "--stop",
             multiple=True,
-            type=StopText(),
+            callback=_refuse_empty,
             metavar="TEXT",
             help="Stop before this text; may be given several times.",
         ),
@@ -219,10 +219,10 @@ speculation_options = _apply(
     [
         click.option(
             "--spec",
-            type=click.Choice(["auto", "off", "chain"]),
+            type=click.Choice(["auto", "off", "chain", "tree"]),
             default="auto",
             show_default=True,
-            help="auto = draft if there is a drafter; off = decode plainly; chain = refuse to run without a drafter.",
+            help="off = decode plainly; chain, tree = draft that way; auto = draft chains if there is a drafter.",
         ),
         click.option(
             "--draft-max",
@@ -230,7 +230,25 @@ speculation_options = _apply(
             "draft_max",
             type=click.IntRange(1, 64),
             metavar="N",
-            help="Most tokens drafted a round.  [default: what the drafter was trained for]",
+            help="Most tokens drafted in sequence.  [default: what the drafter was trained for]",
+        ),
+        click.option(
+            "--budget",
+            type=click.IntRange(1, 256),
+            metavar="N",
+            help="Most drafted tokens in a tree; needs --spec tree.  [default: 22]",
+        ),
+        click.option(
+            "--tree-top-k",
+            type=click.IntRange(1, 16),
+            metavar="N",
+            help="Candidates for each place in a tree; needs --spec tree.  [default: 4]",
+        ),
+        click.option(
+            "--tau",
+            type=Number(0, allow_infinity=True),
+            metavar="X",
+            help="Leave out branches more than X nats less probable than the best; needs --spec tree.  [default: 6]",
         ),
     ]
 )

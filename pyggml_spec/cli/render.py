@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from ..decode.engine import Completion
+    from ..decode.completion import Completion
     from ..decode.stats import SpecReport, StatsReport
 
 
 def print_json(document: dict[str, Any]) -> None:
-    """One JSON document on stdout; strict JSON, so a program can always read it."""
-    click.echo(json.dumps(document, ensure_ascii=False, allow_nan=False, indent=2))
+    """One JSON document on stdout: strict JSON, one line per key, so that long lists stay readable."""
+    lines = (f"  {json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in document.items())
+    click.echo("{\n" + ",\n".join(lines) + "\n}")
 
 
 def align(rows: Iterable[Sequence[str]]) -> str:
@@ -59,17 +60,22 @@ def stats_table(stats: StatsReport, prompt_tokens: int) -> str:
     """The statistics of one generation for people; per-round times are means."""
     spec = stats["spec"]
     n_rounds = max(stats["rounds"], 1)
-    per_round = {name: stats[f"{name}_ms"] / n_rounds for name in ("draft", "verify", "host")}
+    times = {"draft": stats["draft_ms"], "verify": stats["verify_ms"], "host": stats["host_ms"]}
     rows = [
-        ("prompt", f"{prompt_tokens} tokens, read at {stats['prefill_tok_s']:.0f} tokens/s"),
-        ("text", f"{stats['committed']} tokens, written at {stats['decode_tok_s']:.0f} tokens/s"),
+        ("prompt", f"{prompt_tokens} tokens{_speed(', read at', stats['prefill_tok_s'])}"),
+        ("text", f"{stats['committed']} tokens{_speed(', written at', stats['decode_tok_s'])}"),
         ("speculation", _speculation(spec)),
         ("rounds", f"{stats['rounds']}, {stats['plain_rounds']} of them plain"),
-        ("a round", " + ".join(f"{ms:.2f} ms {name}" for name, ms in per_round.items())),
+        ("a round", " + ".join(f"{ms / n_rounds:.2f} ms {name}" for name, ms in times.items())),
     ]
     if spec["engaged"]:
         rows += _acceptance_rows(stats)
     return align(rows)
+
+
+def _speed(verb: str, tokens_per_s: float) -> str:
+    """Empty when nothing was measured: the last token of a prompt is read by the first round."""
+    return f"{verb} {tokens_per_s:.0f} tokens/s" if tokens_per_s else ""
 
 
 def _speculation(spec: SpecReport) -> str:

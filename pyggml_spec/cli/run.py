@@ -15,13 +15,15 @@ from .prompt import read_prompt
 from .render import completion_document, print_json, stats_table
 
 if TYPE_CHECKING:
-    from ..decode.engine import Completion, Engine
+    from ..decode.completion import Completion
+    from ..decode.engine import Engine
 
 LOADING = ("target", "drafter", "device", "n_ctx", "n_threads", "kv_type_k", "kv_type_v")
 GENERATING = (
     *("max_tokens", "temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty"),
     *("frequency_penalty", "penalty_last_n", "seed", "stop", "ignore_eos", "spec", "draft_max", "logprobs"),
 )
+TREES = ("budget", "tree_top_k", "tau")
 
 
 @click.command()
@@ -41,7 +43,7 @@ def run(ctx: click.Context, /, **given: Any) -> None:
     text = read_prompt(given["prompt"], given["prompt_file"])
     with StageBar() as bar, load_engine(given, bar) as engine:
         bar.hide()
-        _warn_of_unused_gpu(engine, given)
+        _warn(engine, given)
         completion = _generate(engine, text, given, bar)
         _report(engine, completion, given)
     if completion.finish_reason == "cancelled":
@@ -65,6 +67,14 @@ def _refuse_contradictions(given: dict[str, Any]) -> None:
         (given["logprobs"] and not given["as_json"], "--logprobs are part of the JSON document: give --json too."),
         (given["as_json"] and given["display_prompt"], "--json prints its document only: leave --display-prompt out."),
         (given["draft_max"] and given["spec"] == "off", "--spec off makes no drafts: leave --draft-max out."),
+        (
+            given["draft_max"] and given["target"] and not given["drafter"],
+            "--draft-max needs a drafter: give -md FILE.",
+        ),
+        (
+            _tree_options(given) and given["spec"] != "tree",
+            "--budget, --tree-top-k and --tau shape trees: give --spec tree.",
+        ),
     ]
     for is_broken, sentence in rules:
         if is_broken:
@@ -73,18 +83,22 @@ def _refuse_contradictions(given: dict[str, Any]) -> None:
 
 def _generate(engine: Engine, text: str, given: dict[str, Any], bar: StageBar) -> Completion:
     """Stream the text to stdout (with --json only collect it) until it ends or Ctrl-C is pressed."""
-    options = {name: given[name] for name in GENERATING}
+    options = {name: given[name] for name in GENERATING} | _tree_options(given)
     options["seed"] = None if options["seed"] < 0 else options["seed"]
     prompt = engine.chat_prompt(_messages(text, given["system"])) if given["chat"] else text
     stream = engine.stream(prompt, **options, on_prefill=lambda done, total: bar.update("reading", done, total))
-    if not given["as_json"]:
-        _show_prompt(text, given)
+    shown = _prompt_to_show(text, given)
     with soft_interrupt(stream.cancel):
         for piece in stream:
             bar.hide()
             if not given["as_json"]:
-                click.echo(piece.text, nl=False)
+                click.echo(shown + piece.text, nl=False)
+                shown = ""
     return stream.completion
+
+
+def _tree_options(given: dict[str, Any]) -> dict[str, Any]:
+    return {name: given[name] for name in TREES if given[name] is not None}
 
 
 def _messages(text: str, system: str | None) -> list[dict[str, str]]:
@@ -92,11 +106,12 @@ def _messages(text: str, system: str | None) -> list[dict[str, str]]:
     return [*first, {"role": "user", "content": text}]
 
 
-def _show_prompt(text: str, given: dict[str, Any]) -> None:
+def _prompt_to_show(text: str, given: dict[str, Any]) -> str:
     """On a terminal a continuation is read with its beginning; a file or pipe gets the new text alone."""
     wanted = given["display_prompt"]
-    if wanted or (wanted is None and sys.stdout.isatty() and not given["chat"]):
-        click.echo(click.style(text, dim=True), nl=False)
+    if wanted is None:
+        wanted = sys.stdout.isatty() and not given["chat"]
+    return click.style(text, dim=True) if wanted else ""
 
 
 def _report(engine: Engine, completion: Completion, given: dict[str, Any]) -> None:
@@ -105,14 +120,23 @@ def _report(engine: Engine, completion: Completion, given: dict[str, Any]) -> No
     elif sys.stdout.isatty():
         click.echo()
     if given["show_stats"]:
-        click.echo(stats_table(completion.stats, completion.prompt_tokens), err=True)
+        click.echo("\n" + stats_table(completion.stats, completion.prompt_tokens), err=True)
     elif given["target"] and given["drafter"] and given["spec"] != "off" and not completion.stats["spec"]["engaged"]:
         click.echo(f"Note: the drafter was not used: {completion.stats['spec']['why']}.", err=True)
 
 
-def _warn_of_unused_gpu(engine: Engine, given: dict[str, Any]) -> None:
-    """A GPU that idles unnoticed is reported; who asks for a device by name knows."""
-    if given["device"] != "auto":
-        return
-    for row in explain_unused_gpus({engine.describe()["device_kind"]}):
-        click.echo(f"Warning: {row['device']} is here but not used: {row['why_not']}.", err=True)
+def _warn(engine: Engine, given: dict[str, Any]) -> None:
+    """Say on stderr what makes this run slower than it has to be."""
+    if given["n_threads"]:
+        _warn_of_many_threads(given["n_threads"])
+    if given["device"] == "auto":  # who asks for a device by name knows
+        for row in explain_unused_gpus({engine.describe()["device_kind"]}):
+            click.echo(f"Warning: {row['device']} is here but not used: {row['why_not']}.", err=True)
+
+
+def _warn_of_many_threads(n_threads: int) -> None:
+    from ..ggml.backend import default_threads
+
+    n_cores = default_threads()
+    if n_threads > n_cores:
+        click.echo(f"Warning: {n_threads} threads share {n_cores} cores; -t {n_cores} is faster.", err=True)

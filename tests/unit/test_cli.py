@@ -145,6 +145,12 @@ def invoke(*arguments: str, input: str | bytes | None = None) -> Result:
         (["run", "-p", "x", "--stop", ""], 2, "would stop before the first token"),
         (["run", "-p", "x", "--logprobs", "21", "--json"], 2, "is not in the range 0<=x<=20"),
         (["run", "-p", "x", "--draft-max", "0"], 2, "is not in the range"),
+        (["run", "-p", "x", "-m", "t.gguf", "--draft-max", "3"], 2, "--draft-max needs a drafter: give -md FILE"),
+        (["run", "-p", "x", "--tau", "3"], 2, "give --spec tree"),
+        (["run", "-p", "x", "--spec", "tree", "--tau", "nan"], 2, "'nan' is not a finite number"),
+        (["run", "-p", "x", "--spec", "tree", "--tau", "-1"], 2, "is not in the range x>=0"),
+        (["run", "-p", "x", "--spec", "tree", "--tree-top-k", "17"], 2, "17 is not in the range 1<=x<=16"),
+        (["run", "-p", "x", "--spec", "tree", "--budget", "0"], 2, "0 is not in the range"),
         (["run", "-p", "x", "--spec", "perhaps"], 2, "'perhaps' is not one of 'auto'"),
         (["run", "-p", "x", "-ctk", "q3"], 2, "'q3' is not one of"),
         (["run", "-f", "no-such-prompt.txt"], 1, "'no-such-prompt.txt' cannot be read: No such file"),
@@ -221,6 +227,14 @@ def test_options_arrive_at_the_engine(engine: FakeEngine) -> None:
         **{"ignore_eos": True, "spec": "chain", "draft_max": 4, "logprobs": 0},
     }
     assert {name: engine.asked[name] for name in expected} == expected
+
+
+def test_tree_options_arrive_only_when_given(engine: FakeEngine) -> None:
+    """The engine's own defaults hold unless an option says otherwise; an infinite tau keeps every branch."""
+    invoke("run", "-p", "x", "--spec", "tree", "--tau", "inf", "--budget", "9")
+
+    assert (engine.asked["tau"], engine.asked["budget"]) == (float("inf"), 9)
+    assert "tree_top_k" not in engine.asked
 
 
 def test_json_is_the_only_output(engine: FakeEngine) -> None:

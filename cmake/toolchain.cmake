@@ -4,11 +4,13 @@ if(NOT CMAKE_SYSTEM_NAME STREQUAL "Linux")
 endif()
 
 include(CheckLanguage)
-foreach(language C CXX)
+foreach(compiler "C;CC" "CXX;CXX")
+    list(GET compiler 0 language)
+    list(GET compiler 1 variable)
     check_language(${language})
     if(NOT CMAKE_${language}_COMPILER)
         message(FATAL_ERROR "No ${language} compiler was found: install one (Debian and Ubuntu: apt install build-essential) "
-                            "or name it in the environment variable ${language}.")
+                            "or name it in the environment variable ${variable}.")
     endif()
 endforeach()
 

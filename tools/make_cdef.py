@@ -109,7 +109,7 @@ class _References(c_ast.NodeVisitor):
         self.declarations = declarations
         self.found: set[int] = set()
 
-    def visit_IdentifierType(self, node: c_ast.IdentifierType) -> None:  # noqa: N802 (pycparser's protocol)
+    def visit_IdentifierType(self, node: c_ast.IdentifierType) -> None:
         for name in node.names:
             if name in self.declarations.typedefs and name not in BUILTIN_TYPES:
                 self.found.add(self.declarations.typedefs[name])
@@ -119,7 +119,7 @@ class _References(c_ast.NodeVisitor):
             self.found.add(self.declarations.tags[tag_of(node)])
         self.generic_visit(node)
 
-    visit_Struct = visit_Enum = _visit_tagged  # noqa: N815 (pycparser's protocol)
+    visit_Struct = visit_Enum = _visit_tagged
 
 
 def select(declarations: Declarations, macros: dict[str, str], names: list[str]) -> tuple[set[int], list[str]]:

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,6 +88,8 @@ def read_edits(vendor: Path = VENDOR) -> list[Edit]:
     for edit in edits:
         if edit.where not in ("before", "after"):
             raise PrepareError(f"edits.toml: where = {edit.where!r} of the edit in {edit.file} must be before or after")
+        if "\n" in edit.anchor:
+            raise PrepareError(f"edits.toml: the anchor {edit.anchor!r} in {edit.file} must not span lines")
     return edits
 
 
@@ -105,8 +108,9 @@ def read_tree(archive: Path, pin: Pin) -> Tree:
                 path = member.name.removeprefix(pin.root)
                 if member.isfile() and pin.keeps(path):
                     tree[path] = tar.extractfile(member).read()  # type: ignore[union-attr]
-    except (OSError, tarfile.TarError, EOFError) as error:
-        raise PrepareError(f"{archive} cannot be read as a tar archive: {error}") from error
+    except (OSError, tarfile.TarError, EOFError, zlib.error) as error:
+        said = str(error).partition(":")[0].partition("\n")[0]
+        raise PrepareError(f"{archive} is not a whole tar archive: {said}") from error
     return tree
 
 
@@ -170,6 +174,8 @@ def download(pin: Pin, folder: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", *options, "-r", str(pin.requirement_file), "-d", str(folder)]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
     archives = list(folder.glob("*.tar.gz"))
+    if "DO NOT MATCH THE HASHES" in done.stdout:
+        raise PrepareError(f"the package index serves another {pin.requirement} than sha256 {pin.sdist_sha256} pins")
     if done.returncode or len(archives) != 1:
         said = [line for line in done.stdout.splitlines() if line.strip()]
         raise PrepareError(
@@ -195,7 +201,7 @@ def _store(tree: Tree, cached: Path) -> None:
         cached.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=cached.parent, delete=False) as file:
             write_trimmed(tree, file)  # type: ignore[arg-type]
-        os.replace(file.name, cached)
+        Path(file.name).replace(cached)
     except OSError as error:
         print(f"the trimmed archive was not cached: {error}")
 

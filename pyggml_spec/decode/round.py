@@ -125,11 +125,10 @@ class RoundRunner:
         built = clock()
         posterior = self.target.verify(tree, logits=self.sampler.params.needs_logits)
         verified = clock()
-        walk, kept = self._judge(tokens, tree, posterior, cut)
+        walk, token_ids, kept = self._judge(tokens, tree, posterior, cut)
         path = walk.path[: kept.n_keep]
         self.target.accept(path)
         self.is_clean = True
-        token_ids = walk.emitted_ids(tree)[: kept.n_keep]
         draft_ms = (drafted - started) * 1e3 if block is not None else 0.0
         verify_ms = (verified - built) * 1e3
         result = RoundResult(
@@ -179,10 +178,12 @@ class RoundRunner:
 
     def _judge(
         self, tokens: Sequence[int], tree: DraftTree, posterior: Posterior, cut: Callable[[Sequence[int]], Cut]
-    ) -> tuple[AcceptResult, Cut]:
+    ) -> tuple[AcceptResult, list[int], Cut]:
         try:
             walk = self._walk(tokens, tree, posterior)
-            return walk, cut(walk.emitted_ids(tree))
+            emitted = walk.emitted_ids(tree)
+            kept = cut(emitted)
+            return walk, emitted[: kept.n_keep], kept
         except BaseException:
             self.target.discard()
             self.is_clean = True

@@ -122,7 +122,7 @@ class Sampler:
         times = np.fromiter(counts.values(), dtype=np.float32, count=len(counts))
         values = logits[ids]
         values = np.where(values <= 0, values * self.params.repeat_penalty, values / self.params.repeat_penalty)
-        out = logits.copy()
+        out: NDArray[np.float32] = logits.copy()
         out[ids] = values - times * self.params.frequency_penalty - self.params.presence_penalty
         return out
 

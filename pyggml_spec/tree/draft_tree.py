@@ -109,7 +109,8 @@ class DraftTree:
 
     def children(self, node: int) -> list[int]:
         """Nodes whose parent is `node`, in topological order."""
-        return np.flatnonzero(self.parents == node).tolist()
+        nodes: list[int] = np.flatnonzero(self.parents == node).tolist()
+        return nodes
 
     def path_to(self, node: int) -> list[int]:
         """Nodes from the anchor to `node`, both included."""

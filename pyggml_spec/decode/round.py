@@ -118,6 +118,7 @@ class RoundRunner:
         clock = self.clock
         started = clock()
         plan = self._plan(n_wanted)
+        planned = clock()
         self.is_clean = False
         block = self._draft(tokens[-1], plan) if plan.n_draft else None
         drafted = clock()
@@ -129,7 +130,7 @@ class RoundRunner:
         path = walk.path[: kept.n_keep]
         self.target.accept(path)
         self.is_clean = True
-        draft_ms = (drafted - started) * 1e3 if block is not None else 0.0
+        draft_ms = (drafted - planned) * 1e3 if block is not None else 0.0
         verify_ms = (verified - built) * 1e3
         result = RoundResult(
             token_ids=token_ids,

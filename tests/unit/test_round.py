@@ -192,11 +192,11 @@ def test_stats_document():
         "accept_rate": 1.0,
         "acceptance_length": 8.0,
         "accepted_per_depth": [2, 2, 2, 2, 2, 2, 2],
-        "draft_ms": 2.0,  # the clock moves 1 ms with every look: 5 looks a round
+        "draft_ms": 2.0,  # the clock moves 1 ms with every look: 6 looks a round
         "verify_ms": 2.0,
-        "host_ms": 4.0,
+        "host_ms": 6.0,
         "prefill_tok_s": 4000.0,
-        "decode_tok_s": 2000.0,
+        "decode_tok_s": 1600.0,
         "spec": {"engaged": True, "mode": "chain", "drafter_kind": "dflash", "why": None},
     }
 

@@ -17,7 +17,7 @@ from .render import align, format_bytes, print_json
 
 DEPENDENCIES = ("cffi", "numpy", "gguf", "tokenizers", "jinja2", "click", "rich")
 CHECK_PROMPT = "def fibonacci(n):"
-CHECK_TOKENS = 48
+CHECK_TOKENS = 32
 
 
 @click.command()

@@ -75,7 +75,7 @@ model_options = _apply(
             "-t",
             "--threads",
             "n_threads",
-            type=click.IntRange(1, 512),
+            type=click.IntRange(1),
             metavar="N",
             help="CPU threads.  [default: one per core]",
         ),

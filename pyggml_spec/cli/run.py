@@ -43,7 +43,7 @@ def run(ctx: click.Context, /, **given: Any) -> None:
     text = read_prompt(given["prompt"], given["prompt_file"])
     with StageBar() as bar, load_engine(given, bar) as engine:
         bar.hide()
-        _warn(engine, given)
+        _warn_of_unused_gpu(engine, given)
         completion = _generate(engine, text, given, bar)
         _report(engine, completion, given)
     if completion.finish_reason == "cancelled":
@@ -125,18 +125,8 @@ def _report(engine: Engine, completion: Completion, given: dict[str, Any]) -> No
         click.echo(f"Note: the drafter was not used: {completion.stats['spec']['why']}.", err=True)
 
 
-def _warn(engine: Engine, given: dict[str, Any]) -> None:
-    """Say on stderr what makes this run slower than it has to be."""
-    if given["n_threads"]:
-        _warn_of_many_threads(given["n_threads"])
-    if given["device"] == "auto":  # who asks for a device by name knows
+def _warn_of_unused_gpu(engine: Engine, given: dict[str, Any]) -> None:
+    """A GPU that idles unnoticed is reported; who asks for a device by name knows."""
+    if given["device"] == "auto":
         for row in explain_unused_gpus({engine.describe()["device_kind"]}):
             click.echo(f"Warning: {row['device']} is here but not used: {row['why_not']}.", err=True)
-
-
-def _warn_of_many_threads(n_threads: int) -> None:
-    from ..ggml.backend import default_threads
-
-    n_cores = default_threads()
-    if n_threads > n_cores:
-        click.echo(f"Warning: {n_threads} threads share {n_cores} cores; -t {n_cores} is faster.", err=True)

@@ -179,6 +179,7 @@ def test_cache_types() -> None:
         ),
         (["-p", PROMPT, "-m", str(embedded_target_path()), "--spec", "chain"], 1, "no drafter is loaded"),
         (["-p", PROMPT, "--device", "cuda9"], 1, "device 'cuda9' is not available"),
+        (["-p", PROMPT, "-t", "100000"], 1, "threads do not suit"),
         (["-p", PROMPT, "--draft-max", "8"], 1, "at most 7 tokens"),
         (["-p", PROMPT, "--spec", "tree", "--budget", "200"], 1, "budget is 200"),
     ],

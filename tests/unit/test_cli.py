@@ -128,7 +128,7 @@ def invoke(*arguments: str, input: str | bytes | None = None) -> Result:
         (["run", "-p", "x", "-n", "many"], 2, "'many' is not a valid integer range"),
         (["run", "-p", "x", "-n", "-2"], 2, "-2 is not in the range x>=-1"),
         (["run", "-p", "x", "-c", "-1"], 2, "-1 is not in the range x>=0"),
-        (["run", "-p", "x", "-t", "0"], 2, "0 is not in the range 1<=x<=512"),
+        (["run", "-p", "x", "-t", "0"], 2, "0 is not in the range x>=1"),
         (["run", "-p", "x", "--temp", "nan"], 2, "'nan' is not a finite number"),
         (["run", "-p", "x", "--temp", "inf"], 2, "'inf' is not a finite number"),
         (["run", "-p", "x", "--temp", "-0.1"], 2, "is not in the range"),

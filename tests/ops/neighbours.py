@@ -79,7 +79,7 @@ def load_ggml() -> Callable[[], Any]:
         values_of(a, (5, 3))[:], values_of(b, (2, 3))[:] = A, B
         product, graph = base.ggml_mul_mat(context, a, b), base.ggml_new_graph(context)
         base.ggml_build_forward_expand(graph, product)
-        cpu.ggml_graph_compute_with_ctx(context, graph, 2)
+        cpu.ggml_graph_compute_with_ctx(context, graph, 1)
         result = values_of(product, (2, 5)).tolist()
         base.ggml_free(context)
         return result
@@ -93,7 +93,7 @@ def load_llama() -> Callable[[], Any]:
     sys.setdlopenflags(os.RTLD_NOW | os.RTLD_GLOBAL)
     from reference.llama_cpp import LlamaCpp
 
-    server = LlamaCpp(Path(sys.argv[2]), n_ctx=64)
+    server = LlamaCpp(Path(sys.argv[2]), n_ctx=64, n_threads=1)
     sys.setdlopenflags(flags)
     return lambda: server.generate([1, 2, 3], 4).token_ids
 

@@ -19,37 +19,51 @@ struct conv_part {
     int64_t begin;
     int64_t n;
     int     n_taps;
-    float * weights;  // [n_taps][n], tap n_taps-1 is the node itself
-    float * history;  // [n_taps-1][n], oldest first
+    float * weights;    // [n_taps][n], tap n_taps-1 is the node itself
+    float * history;    // [n_taps-1][n], oldest first
+    float * committed;  // [n_taps-1][n], the window after a prefill
 };
 
-constexpr size_t part_bytes = block * (2 * taps_max - 1) * sizeof(float);
+constexpr size_t part_bytes = block * (3 * taps_max - 2) * sizeof(float);
 
-// Rows of [n_rows][n] from memory that is [n][n_rows] starting at channel begin.
-void transpose_in(float * out, const float * in, int64_t n_rows, const conv_part & part) {
-    for (int64_t row = 0; row < n_rows; row++) {
-        for (int64_t i = 0; i < part.n; i++) {
-            out[row * part.n + i] = in[(part.begin + i) * n_rows + row];
+// Between [n][R] in a tensor and [R][n] in the work buffer; R is known so that the compiler interleaves vectors.
+template <int R>
+void transpose_rows(float * __restrict out, const float * __restrict in, int64_t n) {
+    for (int64_t i = 0; i < n; i++) {
+        for (int row = 0; row < R; row++) {
+            out[row * n + i] = in[i * R + row];
         }
     }
 }
 
-void transpose_out(float * out, const float * in, int64_t n_rows, const conv_part & part) {
-    for (int64_t i = 0; i < part.n; i++) {
-        for (int64_t row = 0; row < n_rows; row++) {
-            out[(part.begin + i) * n_rows + row] = in[row * part.n + i];
+template <int R>
+void transpose_back(float * __restrict out, const float * __restrict in, int64_t n) {
+    for (int64_t i = 0; i < n; i++) {
+        for (int row = 0; row < R; row++) {
+            out[i * R + row] = in[row * n + i];
         }
     }
 }
+
+using transpose_fn = void (*)(float *, const float *, int64_t);
+
+constexpr transpose_fn to_rows[taps_max + 1] = {
+    nullptr, transpose_rows<1>, transpose_rows<2>, transpose_rows<3>, transpose_rows<4>, transpose_rows<5>,
+    transpose_rows<6>, transpose_rows<7>, transpose_rows<8>,
+};
+constexpr transpose_fn from_rows[taps_max] = {
+    nullptr, transpose_back<1>, transpose_back<2>, transpose_back<3>, transpose_back<4>, transpose_back<5>,
+    transpose_back<6>, transpose_back<7>,
+};
 
 // The last n_history of (history, appended) become the history.
-void advance_history(const conv_part & part, const float * const * appended, int64_t n_appended) {
+void advance(float * history, const conv_part & part, const float * const * appended, int64_t n_appended) {
     const int64_t n_history = part.n_taps - 1;
     const int64_t n_new     = n_appended < n_history ? n_appended : n_history;
     const size_t  row_bytes = part.n * sizeof(float);
-    memmove(part.history, part.history + n_new * part.n, (n_history - n_new) * row_bytes);
+    memmove(history, history + n_new * part.n, (n_history - n_new) * row_bytes);
     for (int64_t i = 0; i < n_new; i++) {
-        memcpy(part.history + (n_history - n_new + i) * part.n, appended[i], row_bytes);
+        memcpy(history + (n_history - n_new + i) * part.n, appended[i], row_bytes);
     }
 }
 
@@ -127,20 +141,17 @@ void commit(const conv_part & part, const schedule & s, const ggml_tensor * op) 
     int64_t n = newest_rows(newest, s.n_pending, n_history, [&](int64_t i) {
         return column(bank_x, s.pending[i], s.pending_bank) + part.begin;
     });
-    advance_history(part, newest, n);
+    advance(part.history, part, newest, n);
+    float * committed = part.history;
     if (s.fold) {
-        // The nodes still need the old history: write what the window becomes without going through it.
-        float * out = column(window, 0, s.state_slot);
+        // The nodes still need this history, so what follows them is made beside it.
+        committed = part.committed;
+        memcpy(committed, part.history, n_history * part.n * sizeof(float));
         n = newest_rows(newest, s.n_nodes, n_history, [&](int64_t i) { return column(x, i) + part.begin; });
-        for (int64_t i = 0; i < part.n; i++) {
-            for (int64_t row = 0; row < n_history; row++) {
-                const int64_t kept = row + n;  // index into (history, newest)
-                out[(part.begin + i) * n_history + row] =
-                    kept < n_history ? part.history[kept * part.n + i] : newest[kept - n_history][i];
-            }
-        }
-    } else if (s.n_pending > 0) {
-        transpose_out(column(window, 0, s.state_slot), part.history, n_history, part);
+        advance(committed, part, newest, n);
+    }
+    if (s.fold || s.n_pending > 0) {
+        from_rows[n_history](column(window, 0, s.state_slot) + part.begin * n_history, committed, part.n);
     }
 }
 
@@ -163,10 +174,11 @@ void conv_tree_compute(const ggml_compute_params * params, ggml_tensor * op) {
 
     const range channels = share(op->ne[0], step, params->ith, params->nth);
     for (int64_t begin = channels.begin; begin < channels.end; begin += block) {
-        conv_part part = { begin, std::min(block, channels.end - begin), (int) w->ne[0], (float *) work, nullptr };
-        part.history = part.weights + part.n_taps * part.n;
-        transpose_in(part.weights, (const float *) w->data, part.n_taps, part);
-        transpose_in(part.history, column(window, 0, s.state_slot), part.n_taps - 1, part);
+        conv_part part = { begin, std::min(block, channels.end - begin), (int) w->ne[0], (float *) work, nullptr, nullptr };
+        part.history   = part.weights + part.n_taps * part.n;
+        part.committed = part.history + (part.n_taps - 1) * part.n;
+        to_rows[part.n_taps](part.weights, (const float *) w->data + begin * part.n_taps, part.n);
+        to_rows[part.n_taps - 1](part.history, column(window, 0, s.state_slot) + begin * (part.n_taps - 1), part.n);
         commit(part, s, op);
         run_nodes(part, s, parents, op);
         zero_padding(part, visited, op);

@@ -1,7 +1,8 @@
 // Gated delta rule over a draft tree.
 //
-// A task is one value head. Its state rows (columns of S) do not depend on each other, so they are taken in groups that
-// stay in the first cache while the whole schedule is walked; four rows at a time share the loads of k and q.
+// A task is one value head, or a part of its state rows (columns of S) where heads do not divide among the threads. Rows
+// do not depend on each other, so they are taken in groups that stay in the first cache while the whole schedule is
+// walked; four rows at a time share the loads of k and q.
 
 #include "spec-cpu.h"
 #include "spec-simd.h"
@@ -131,48 +132,45 @@ void replay_rows(float * rows, int64_t n_rows, int64_t S_k, float decay, const f
     }
 }
 
+// Where a node's rows come from and go to; a leaf's state has no reader and is not stored.
+struct rows_io {
+    const float * src;
+    float *       dst;  // may be src, or null for a leaf
+};
+
 // u = beta * (v - decay * S^T k), then the update and o = S^T q for four rows of S^T.
-template <int64_t S>
-void step4(float * rows, int64_t S_k, const node_gate & gate, const float * k, const float * q, const float * v,
-           float * u, float * o) {
-    const int64_t s  = width<S>::of(S_k);
-    float *       r0 = rows;
-    float *       r1 = rows + s;
-    float *       r2 = rows + 2 * s;
-    float *       r3 = rows + 3 * s;
-    vec a0 = splat(0.0f), a1 = a0, a2 = a0, a3 = a0;
+template <int64_t S, bool leaf>
+void step4(const float * src, float * dst, int64_t S_k, const node_gate & gate, const float * k, const float * q,
+           const float * v, float * u, float * o) {
+    const int64_t s = width<S>::of(S_k);
+    vec acc[4] = { splat(0.0f), splat(0.0f), splat(0.0f), splat(0.0f) };
     for (int64_t i = 0; i < s; i += lanes) {
         const vec kv = load(k + i);
-        a0 = madd(load(r0 + i), kv, a0);
-        a1 = madd(load(r1 + i), kv, a1);
-        a2 = madd(load(r2 + i), kv, a2);
-        a3 = madd(load(r3 + i), kv, a3);
+        for (int j = 0; j < 4; j++) {
+            acc[j] = madd(load(src + j * s + i), kv, acc[j]);
+        }
     }
     float recalled[4];
-    sums4(recalled, a0, a1, a2, a3);
+    sums4(recalled, acc[0], acc[1], acc[2], acc[3]);
+    vec uv[4];
     for (int j = 0; j < 4; j++) {
-        u[j] = gate.beta * (v[j] - gate.decay * recalled[j]);
+        u[j]   = gate.beta * (v[j] - gate.decay * recalled[j]);
+        uv[j]  = splat(u[j]);
+        acc[j] = splat(0.0f);
     }
-    const vec g  = splat(gate.decay);
-    const vec u0 = splat(u[0]), u1 = splat(u[1]), u2 = splat(u[2]), u3 = splat(u[3]);
-    a0 = a1 = a2 = a3 = splat(0.0f);
+    const vec g = splat(gate.decay);
     for (int64_t i = 0; i < s; i += lanes) {
         const vec kv = load(k + i);
         const vec qv = load(q + i);
-        const vec x0 = updated(load(r0 + i), g, kv, u0);
-        const vec x1 = updated(load(r1 + i), g, kv, u1);
-        const vec x2 = updated(load(r2 + i), g, kv, u2);
-        const vec x3 = updated(load(r3 + i), g, kv, u3);
-        store(r0 + i, x0);
-        store(r1 + i, x1);
-        store(r2 + i, x2);
-        store(r3 + i, x3);
-        a0 = madd(x0, qv, a0);
-        a1 = madd(x1, qv, a1);
-        a2 = madd(x2, qv, a2);
-        a3 = madd(x3, qv, a3);
+        for (int j = 0; j < 4; j++) {
+            const vec row = updated(load(src + j * s + i), g, kv, uv[j]);
+            if (!leaf) {
+                store(dst + j * s + i, row);
+            }
+            acc[j] = madd(row, qv, acc[j]);
+        }
     }
-    sums4(o, a0, a1, a2, a3);
+    sums4(o, acc[0], acc[1], acc[2], acc[3]);
 }
 
 // --- one head ----------------------------------------------------------------------------------------------------------
@@ -204,62 +202,76 @@ void prepare_node(const operands & o, const scratch & s, int64_t head, int64_t n
     gate.decay = ggml_spec_decay(gate.log_g);
 }
 
-// A group of rows [begin, begin + n) of one head.
-struct group {
+// State rows [begin, end) of one head.
+struct rows {
     int64_t head;
     int64_t begin;
-    int64_t n;
+    int64_t end;
+
+    int64_t n() const { return end - begin; }
 };
 
+float * durable_state(const operands & o, const rows & r) {
+    return column(o.state, r.begin, r.head, o.sched.state_slot);
+}
+
 template <int64_t S>
-void fold_pending(const operands & o, const scratch & s, const group & rows, float * durable) {
+void fold_pending(const operands & o, const scratch & s, const rows & r) {
     for (int32_t i = 0; i < o.sched.n_pending; i++) {
         const int32_t row = o.sched.pending[i];
-        replay_rows<S>(durable, rows.n, o.S_k, s.decay[i], column(o.bank_k, rows.head % o.H_k, row, o.sched.pending_bank),
-                       column(o.bank_u, rows.head, row, o.sched.pending_bank) + rows.begin);
+        replay_rows<S>(durable_state(o, r), r.n(), o.S_k, s.decay[i],
+                       column(o.bank_k, r.head % o.H_k, row, o.sched.pending_bank),
+                       column(o.bank_u, r.head, row, o.sched.pending_bank) + r.begin);
     }
 }
 
-// One node on the rows of a group; u goes to `deltas` (of the whole head).
-template <int64_t S>
-void run_node(const operands & o, const scratch & s, const group & rows, float * live, int64_t node, int64_t at, float * deltas) {
-    const float * v   = column(o.v, rows.head, node) + rows.begin;
-    float *       out = column(o.out, node) + rows.head * o.S_v + rows.begin;
-    for (int64_t j = 0; j < rows.n; j += rows_step) {
-        step4<S>(live + j * o.S_k, o.S_k, s.gates[at], s.k + at * o.S_k, s.q + at * o.S_k, v + j,
-                 deltas + rows.begin + j, out + j);
+// One node, prepared at index `at`, on the rows of a group; its deltas go to deltas[0..n).
+template <int64_t S, bool leaf>
+void run_rows(const operands & o, const scratch & s, const rows & r, const rows_io & io, int64_t node, int64_t at, float * deltas) {
+    const float * k   = s.k + at * o.S_k;
+    const float * q   = s.q + at * o.S_k;
+    const float * v   = column(o.v, r.head, node) + r.begin;
+    float *       out = column(o.out, node) + r.head * o.S_v + r.begin;
+    for (int64_t j = 0; j < r.n(); j += rows_step) {
+        step4<S, leaf>(io.src + j * o.S_k, leaf ? nullptr : io.dst + j * o.S_k, o.S_k, s.gates[at], k, q, v + j, deltas + j, out + j);
     }
 }
 
+// No state is copied: a node reads where its parent's state lies and writes where its own is wanted.
 template <int64_t S>
-void walk_tree(const operands & o, const scratch & s, const group & rows, const float * durable) {
-    const int64_t n_floats = rows.n * o.S_k;
-    memcpy(s.live, durable, n_floats * sizeof(float));
+void walk_tree(const operands & o, const scratch & s, const rows & r) {
+    const int64_t n_floats = r.n() * o.S_k;
+    const float * current  = durable_state(o, r);
     for (int32_t i = 0; i < o.sched.n_nodes; i++) {
-        const sched_node & visit = o.sched.nodes[i];
-        if (visit.restore_level >= 0) {
-            memcpy(s.live, s.stack + visit.restore_level * n_floats, n_floats * sizeof(float));
+        const sched_node & visit  = o.sched.nodes[i];
+        float *            deltas = column(o.bank_u, r.head, visit.node, o.sched.write_bank) + r.begin;
+        const bool         is_read = i + 1 < o.sched.n_nodes && o.sched.nodes[i + 1].restore_level < 0;
+        const rows_io io = {
+            visit.restore_level >= 0 ? s.stack + visit.restore_level * n_floats : current,
+            visit.save_level >= 0 ? s.stack + visit.save_level * n_floats : is_read ? s.live : nullptr,
+        };
+        if (io.dst) {
+            run_rows<S, false>(o, s, r, io, visit.node, visit.node, deltas);
+        } else {
+            run_rows<S, true>(o, s, r, io, visit.node, visit.node, deltas);
         }
-        run_node<S>(o, s, rows, s.live, visit.node, visit.node, column(o.bank_u, rows.head, visit.node, o.sched.write_bank));
-        if (visit.save_level >= 0) {
-            memcpy(s.stack + visit.save_level * n_floats, s.live, n_floats * sizeof(float));
-        }
+        current = io.dst;
     }
 }
 
 template <typename Fn>
-void for_each_group(const operands & o, int64_t head, Fn fn) {
+void for_each_group(const operands & o, const rows & r, Fn fn) {
     const int64_t step = group_rows(o.S_k, o.S_v);
-    for (int64_t begin = 0; begin < o.S_v; begin += step) {
-        const group rows = { head, begin, std::min(step, o.S_v - begin) };
-        fn(rows, column(o.state, begin, head, o.sched.state_slot));
+    for (int64_t begin = r.begin; begin < r.end; begin += step) {
+        fn(rows { r.head, begin, std::min(begin + step, r.end) });
     }
 }
 
 // Key and log decay of every node; the deltas are written by the walk.
 void write_bank(const operands & o, const scratch & s, int64_t head) {
-    for (int32_t node = 0; node < o.sched.n_nodes; node++) {
-        float * extra = column(o.bank_u, head, node, o.sched.write_bank) + o.S_v;
+    for (int32_t i = 0; i < o.sched.n_nodes; i++) {
+        const int32_t node  = o.sched.nodes[i].node;
+        float *       extra = column(o.bank_u, head, node, o.sched.write_bank) + o.S_v;
         extra[0] = s.gates[node].log_g;
         extra[1] = extra[2] = extra[3] = 0.0f;
         if (head < o.H_k) {
@@ -269,49 +281,52 @@ void write_bank(const operands & o, const scratch & s, int64_t head) {
 }
 
 template <int64_t S>
-void run_head_tree(const operands & o, const scratch & s, int64_t head) {
-    for (int32_t node = 0; node < o.sched.n_nodes; node++) {
-        prepare_node(o, s, head, node, node);
+void run_tree(const operands & o, const scratch & s, const rows & r) {
+    for (int32_t i = 0; i < o.sched.n_nodes; i++) {
+        prepare_node(o, s, r.head, o.sched.nodes[i].node, o.sched.nodes[i].node);
     }
-    for_each_group(o, head, [&](const group & rows, float * durable) {
-        fold_pending<S>(o, s, rows, durable);
-        walk_tree<S>(o, s, rows, durable);
+    for_each_group(o, r, [&](const rows & group) {
+        fold_pending<S>(o, s, group);
+        walk_tree<S>(o, s, group);
     });
-    write_bank(o, s, head);
+    if (r.begin == 0) {
+        write_bank(o, s, r.head);
+    }
 }
 
 template <int64_t S>
-void run_head_fold(const operands & o, const scratch & s, int64_t head) {
-    for_each_group(o, head, [&](const group & rows, float * durable) { fold_pending<S>(o, s, rows, durable); });
+void run_fold(const operands & o, const scratch & s, const rows & r) {
+    fold_pending<S>(o, s, r);
     for (int64_t first = 0; first < o.sched.n_nodes; first += fold_block) {
         const int64_t n = std::min(fold_block, o.sched.n_nodes - first);
         for (int64_t i = 0; i < n; i++) {
-            prepare_node(o, s, head, first + i, i);
+            prepare_node(o, s, r.head, first + i, i);
         }
-        for_each_group(o, head, [&](const group & rows, float * durable) {
+        for_each_group(o, r, [&](const rows & group) {
+            const rows_io io = { durable_state(o, group), durable_state(o, group) };
             for (int64_t i = 0; i < n; i++) {
-                run_node<S>(o, s, rows, durable, first + i, i, s.live);
+                run_rows<S, false>(o, s, group, io, first + i, i, s.live);
             }
         });
     }
 }
 
 template <int64_t S>
-void run_head(const operands & o, const scratch & s, int64_t head) {
+void run(const operands & o, const scratch & s, const rows & r) {
     for (int32_t i = 0; i < o.sched.n_pending; i++) {
-        s.decay[i] = ggml_spec_decay(column(o.bank_u, head, o.sched.pending[i], o.sched.pending_bank)[o.S_v]);
+        s.decay[i] = ggml_spec_decay(column(o.bank_u, r.head, o.sched.pending[i], o.sched.pending_bank)[o.S_v]);
     }
     if (o.sched.fold) {
-        run_head_fold<S>(o, s, head);
+        run_fold<S>(o, s, r);
     } else {
-        run_head_tree<S>(o, s, head);
+        run_tree<S>(o, s, r);
     }
 }
 
-void zero_padding(const operands & o, const scratch & s, int64_t head) {
+void zero_padding(const operands & o, const scratch & s, const rows & r) {
     for (int64_t i = 0; i < o.out->ne[1]; i++) {
         if (!s.visited[i]) {
-            memset(column(o.out, i) + head * o.S_v, 0, o.S_v * sizeof(float));
+            memset(column(o.out, i) + r.head * o.S_v + r.begin, 0, r.n() * sizeof(float));
         }
     }
 }
@@ -321,6 +336,16 @@ void mark_visited(const operands & o, const scratch & s) {
     for (int32_t i = 0; i < o.sched.n_nodes; i++) {
         s.visited[o.sched.fold ? i : o.sched.nodes[i].node] = 1;
     }
+}
+
+// Parts per head: one where the heads divide among the threads, else enough for a fair share (every part prepares the
+// nodes again, so not more than that).
+int64_t parts_per_head(const operands & o, int nth) {
+    int64_t parts = 1;
+    while (parts < 8 && o.S_v % (2 * parts * rows_step) == 0 && (o.H_v * parts) % nth != 0 && o.H_v * parts < 4 * nth) {
+        parts *= 2;
+    }
+    return parts;
 }
 
 }  // namespace
@@ -338,14 +363,18 @@ void delta_net_tree_compute(const ggml_compute_params * params, ggml_tensor * op
     l.carve((char *) params->wdata + params->ith * n_bytes, s);
     mark_visited(o, s);
 
-    const range heads = share(o.H_v, 1, params->ith, params->nth);
-    for (int64_t head = heads.begin; head < heads.end; head++) {
+    const int64_t parts = parts_per_head(o, params->nth);
+    const int64_t n     = o.S_v / parts;
+    const range   units = share(o.H_v * parts, 1, params->ith, params->nth);
+    for (int64_t unit = units.begin; unit < units.end; unit++) {
+        const int64_t begin = unit % parts * n;
+        const rows    r     = { unit / parts, begin, begin + n };
         switch (o.S_k) {
-            case 64:  run_head<64>(o, s, head);  break;
-            case 128: run_head<128>(o, s, head); break;
-            default:  run_head<0>(o, s, head);   break;
+            case 64:  run<64>(o, s, r);  break;
+            case 128: run<128>(o, s, r); break;
+            default:  run<0>(o, s, r);   break;
         }
-        zero_padding(o, s, head);
+        zero_padding(o, s, r);
     }
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Callable
 from importlib import metadata
@@ -42,14 +43,14 @@ def examine() -> dict[str, Any]:
     """Every finding; a check that fails becomes a problem, it never ends the examination."""
     problems: list[str] = []
     usable = _checked(list_device_rows, problems) or []
-    unused = explain_unused_gpus({row["kind"] for row in usable})
+    warnings = _warnings(explain_unused_gpus({row["kind"] for row in usable}))  # the load before our own share of it
     return {
         "versions": _versions(),
         "flavours": list_flavour_rows(),
         "devices": usable,
         "embedded": _checked(_embedded_models, problems),
         "self_check": _checked(lambda: _self_check(problems), problems) if usable else None,
-        "warnings": [f"{row['device']} is here but not used: {row['why_not']}" for row in unused],
+        "warnings": warnings,
         "problems": problems,
     }
 
@@ -63,15 +64,30 @@ def _checked(check: Callable[[], Any], problems: list[str]) -> Any:
 
 
 def _versions() -> dict[str, str]:
-    from .. import __version__
     from .._native.pin import GGML_COMMIT, GGML_VERSION
 
     return {
-        "pyggml-spec": __version__,
+        "pyggml-spec": _version("pyggml-spec"),
         "ggml": f"{GGML_VERSION} ({GGML_COMMIT})",
         "python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
-        **{name: metadata.version(name) for name in DEPENDENCIES},
+        **{name: _version(name) for name in DEPENDENCIES},
     }
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _warnings(unused_gpus: list[dict[str, str]]) -> list[str]:
+    found = [f"{row['device']} is here but not used: {row['why_not']}" for row in unused_gpus]
+    n_cores = os.cpu_count() or 1
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    if load > n_cores:
+        found.append(f"the load is {load:.1f} on {n_cores} cores: other programs slow this one down, use fewer threads")
+    return found
 
 
 def _embedded_models() -> dict[str, dict[str, Any]]:

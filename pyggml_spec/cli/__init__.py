@@ -7,6 +7,7 @@ Exit codes: 0 done, 1 an error of this package (one sentence on stderr), 2 wrong
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 from typing import Any
@@ -28,6 +29,7 @@ class Program(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the chosen command; no user mistake leaves here as a traceback."""
+        _tolerate_narrow_encodings()
         try:
             return super().invoke(ctx)
         except PyggmlSpecError as error:
@@ -35,6 +37,9 @@ class Program(click.Group):
         except BrokenPipeError:
             _silence_stdout()
             ctx.exit(EXIT_BROKEN_PIPE)
+        except OSError as error:  # a full disk, say: what we open ourselves has its own sentences
+            _silence_stdout()
+            raise click.ClickException(f"The operating system reports: {error}.") from error
         except KeyboardInterrupt:
             ctx.exit(EXIT_INTERRUPTED)
 
@@ -43,6 +48,12 @@ def _silence_stdout() -> None:
     """Point stdout at nothing: the interpreter flushes it once more while it shuts down."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _tolerate_narrow_encodings() -> None:
+    """Text that the terminal's encoding lacks becomes question marks; it must not end the run."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
 def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:

@@ -7,6 +7,8 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from .render import is_terminal
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
@@ -20,7 +22,7 @@ class StageBar:
         self._bar: Progress | None = None
         self._stage = ""
         self._started = time.monotonic()
-        self._wanted = sys.stderr.isatty()
+        self._wanted = is_terminal(sys.stderr)
 
     def __enter__(self) -> StageBar:
         return self

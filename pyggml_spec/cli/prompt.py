@@ -16,14 +16,14 @@ def read_prompt(prompt: str | None, prompt_file: str | None) -> str:
         raise click.UsageError("-p/--prompt and -f/--file both give a prompt; leave one out.")
     if prompt is not None:
         return prompt
-    if prompt_file is None and sys.stdin.isatty():
+    if prompt_file is None and (sys.stdin is None or sys.stdin.isatty()):
         raise click.UsageError("There is no prompt: give -p TEXT or -f FILE, or pipe a text in.")
     return _decoded(*_read_bytes(prompt_file or "-"))
 
 
 def _read_bytes(path: str) -> tuple[bytes, str]:
     if path == "-":
-        return sys.stdin.buffer.read(), "stdin"
+        return sys.stdin.buffer.read() if sys.stdin else b"", "stdin"
     try:
         with open(path, "rb") as file:
             return file.read(), path

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -18,6 +18,11 @@ def print_json(document: dict[str, Any]) -> None:
     """One JSON document on stdout: strict JSON, one line per key, so that long lists stay readable."""
     lines = (f"  {json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in document.items())
     click.echo("{\n" + ",\n".join(lines) + "\n}")
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether a person watches this stream; a closed one is None."""
+    return stream is not None and stream.isatty()
 
 
 def align(rows: Iterable[Sequence[str]]) -> str:

@@ -12,7 +12,7 @@ from .machine import explain_unused_gpus
 from .options import model_options, output_options, prompt_options, sampling_options, speculation_options
 from .progress import StageBar
 from .prompt import read_prompt
-from .render import completion_document, print_json, stats_table
+from .render import completion_document, is_terminal, print_json, stats_table
 
 if TYPE_CHECKING:
     from ..decode.completion import Completion
@@ -110,14 +110,14 @@ def _prompt_to_show(text: str, given: dict[str, Any]) -> str:
     """On a terminal a continuation is read with its beginning; a file or pipe gets the new text alone."""
     wanted = given["display_prompt"]
     if wanted is None:
-        wanted = sys.stdout.isatty() and not given["chat"]
+        wanted = is_terminal(sys.stdout) and not given["chat"]
     return click.style(text, dim=True) if wanted else ""
 
 
 def _report(engine: Engine, completion: Completion, given: dict[str, Any]) -> None:
     if given["as_json"]:
         print_json(completion_document(completion, engine.describe(), with_logprobs=given["logprobs"] > 0))
-    elif sys.stdout.isatty():
+    elif is_terminal(sys.stdout):
         click.echo()
     if given["show_stats"]:
         click.echo("\n" + stats_table(completion.stats, completion.prompt_tokens), err=True)

@@ -1,1 +1,1 @@
-"""Draft trees: building them, the order and mask the target needs, and the walk that accepts a path (pure NumPy)."""
+"""Draft trees: building them, the order the target visits them in, and the walk that accepts a path (pure NumPy)."""

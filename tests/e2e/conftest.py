@@ -38,8 +38,9 @@ def f32_files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def load(target: Path, drafter: Path | None, **options: Any) -> Engine:
-    """An engine with f32 caches and one thread (two wait for each other where other work runs) unless told otherwise."""
-    return Engine.load(target, drafter, **{"n_ctx": N_CTX, "kv_type_k": "f32", "kv_type_v": "f32", "n_threads": 1, **options})
+    """An engine with f32 caches and one thread (two wait for each other where other work runs), or as told."""
+    defaults = {"n_ctx": N_CTX, "kv_type_k": "f32", "kv_type_v": "f32", "n_threads": 1}
+    return Engine.load(target, drafter, **(defaults | options))
 
 
 @pytest.fixture(scope="session")

@@ -138,7 +138,7 @@ def test_only_the_command_line_prints_or_reads_the_environment():
 def test_importing_loads_no_native_code():
     """The package and everything that decides about decoding come up without an extension module of ours or cffi."""
     names = [f"pyggml_spec.decode.{name}" for name in sorted(PURE_DECODE)]
-    names += ["pyggml_spec", "pyggml_spec.tree.build", "pyggml_spec.tree.mask", "pyggml_spec.policy"]
+    names += ["pyggml_spec", "pyggml_spec.tree.build", "pyggml_spec.policy"]
     code = (
         "import importlib, sys\n"
         f"for name in {names!r}: importlib.import_module(name)\n"

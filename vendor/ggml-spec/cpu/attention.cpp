@@ -72,6 +72,8 @@ void convert_row(const ggml_tensor * table, int64_t cell, int64_t head, int64_t 
                        head * D / ggml_blck_size(table->type) * table->nb[0];
     if (table->type == GGML_TYPE_F32) {
         memcpy(out, row, D * sizeof(float));
+    } else if (table->type == GGML_TYPE_F16) {
+        ggml_cpu_fp16_to_fp32((const ggml_fp16_t *) row, out, D);
     } else {
         ggml_get_type_traits(table->type)->to_float(row, out, D);
     }

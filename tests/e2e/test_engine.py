@@ -1,0 +1,246 @@
+"""The engine as a program uses it: many generations, any order, errors and cancelling in between, nothing leaked."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import pytest
+
+from pyggml_spec import (
+    ContextLimitError,
+    Engine,
+    ModelFileError,
+    OptionError,
+    assets,
+)
+
+pytestmark = pytest.mark.native
+
+PROMPT = "def area(width, height):\n"
+
+
+@pytest.fixture(scope="module")
+def small() -> Engine:
+    """The embedded pair with a context of 256 tokens and two slots."""
+    with Engine.load(n_ctx=256, n_threads=1, n_parallel=2) as engine:
+        yield engine
+
+
+def test_any_order_of_lengths_repeats(small: Engine) -> None:
+    """Long, short, long again: positions, cells and features start anew each time."""
+    lengths = [100, 3, 200, 1, 100]
+    runs = [small.generate(PROMPT, max_tokens=n, ignore_eos=True).tokens for n in lengths]
+
+    assert [len(run) for run in runs] == lengths
+    assert all(run == runs[2][: len(run)] for run in runs)
+
+
+def test_stream_equals_generate(small: Engine) -> None:
+    """Pieces add up to the same text and tokens."""
+    wanted = small.generate(PROMPT, max_tokens=50)
+    stream = small.stream(PROMPT, max_tokens=50)
+    pieces = list(stream)
+
+    assert "".join(piece.text for piece in pieces) == wanted.text
+    assert [i for piece in pieces for i in piece.token_ids] == wanted.tokens
+    assert stream.completion.finish_reason == wanted.finish_reason == "length"
+
+
+def test_cancelled_generation_leaves_the_engine_usable(small: Engine) -> None:
+    """Closed after two pieces, or cancelled from outside; the next request is not disturbed."""
+    wanted = small.generate(PROMPT, max_tokens=40).tokens
+    with small.stream(PROMPT, max_tokens=200) as stream:
+        next(stream)
+        next(stream)
+    stream = small.stream(PROMPT, max_tokens=200)
+    next(stream)
+    stream.cancel()
+    list(stream)
+
+    assert stream.completion.finish_reason == "cancelled"
+    assert small.generate(PROMPT, max_tokens=40).tokens == wanted
+
+
+def test_one_generation_at_a_time(small: Engine) -> None:
+    """A second stream is refused while the first one runs."""
+    with small.stream(PROMPT) as stream:
+        next(stream)
+        with pytest.raises(OptionError, match="still running"):
+            small.generate(PROMPT)
+
+
+def test_full_context_ends_with_length(small: Engine) -> None:
+    """The draft shrinks towards the end of the context, and the last token is the one that fits."""
+    plain = small.generate(PROMPT, max_tokens=None, ignore_eos=True, spec="off")
+    drafted = small.generate(PROMPT, max_tokens=None, ignore_eos=True, spec="chain")
+
+    assert plain.finish_reason == drafted.finish_reason == "length"
+    assert drafted.tokens == plain.tokens
+    assert plain.prompt_tokens + len(plain.tokens) == 256 + 1  # the last token is emitted, never processed
+
+
+def test_prompt_longer_than_the_context_is_refused(small: Engine) -> None:
+    """One sentence, and the engine goes on."""
+    with pytest.raises(ContextLimitError, match="the context holds 256"):
+        small.generate("x = 1\n" * 300)
+    assert small.generate(PROMPT, max_tokens=1).tokens
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_tokens": -5}, "max_tokens"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"tau": -1.0, "spec": "tree"}, "tau"),
+        ({"tree_top_k": 17, "spec": "tree"}, "tree_top_k"),
+        ({"budget": 0, "spec": "tree"}, "budget"),
+        ({"budget": 32, "spec": "tree"}, "at most 31"),
+        ({"draft_max": 8}, "at most 7"),
+        ({"spec": "fast"}, "spec"),
+        ({"stop": ""}, "stop"),
+    ],
+)
+def test_bad_options_name_themselves(small: Engine, options: dict, message: str) -> None:
+    """Refused before anything runs; the engine stays usable."""
+    with pytest.raises(OptionError, match=message):
+        small.generate(PROMPT, **options)
+    assert small.generate(PROMPT, max_tokens=1).tokens
+
+
+@pytest.mark.parametrize("prompt", ["", []], ids=["text", "tokens"])
+def test_empty_prompt_is_refused(small: Engine, prompt: str | list[int]) -> None:
+    """The model has no token that starts a text."""
+    with pytest.raises(OptionError, match="no tokens"):
+        small.generate(prompt)
+
+
+def test_foreign_token_ids_are_refused(small: Engine) -> None:
+    """An id beyond the vocabulary would read outside the embedding table."""
+    for bad in (8192, -1, 2**40):
+        with pytest.raises(OptionError, match="ids must lie in 0 .. 8191"):
+            small.generate([5, bad])
+
+
+def test_nothing_to_generate_is_defined(small: Engine) -> None:
+    """max_tokens 0 reads the prompt and emits nothing."""
+    done = small.generate(PROMPT, max_tokens=0)
+
+    assert (done.text, done.tokens, done.finish_reason) == ("", [], "length")
+
+
+def test_sampling_repeats_with_its_seed(small: Engine) -> None:
+    """Same seed, same text, with and without other requests in between; another seed, another text."""
+    options = {"max_tokens": 60, "temperature": 1.0, "top_p": 0.95}
+    first = small.generate(PROMPT, seed=1, **options).tokens
+    other = small.generate(PROMPT, seed=2, **options).tokens
+
+    assert small.generate(PROMPT, seed=1, **options).tokens == first != other
+
+
+def test_logprobs_are_those_of_the_target(small: Engine) -> None:
+    """Real values for accepted tokens too: equal to a plain run's to f32 rounding of the log-sum."""
+    runs = [small.generate(PROMPT, max_tokens=40, logprobs=3, spec=spec) for spec in ("off", "chain", "tree")]
+    plain = runs[0].logprobs
+
+    assert len(plain) == 40
+    for run in runs[1:]:
+        assert [row.token_id for row in run.logprobs] == [row.token_id for row in plain]
+        assert all(a.logprob == b.logprob and a.top == b.top for a, b in zip(run.logprobs, plain, strict=True))
+    assert all(row.logprob < 0 and len(row.top) == 3 for row in plain)
+
+
+def test_two_sessions_interleaved_equal_two_alone(small: Engine) -> None:
+    """Each has its own cells, banks and features."""
+    prompts = [small.tokenizer.encode(text) for text in (PROMPT, "import os\n")]
+    alone = [small.generate(ids, max_tokens=60, ignore_eos=True).tokens for ids in prompts]
+    sessions = [small.open_session() for _ in prompts]
+    runs = [s.generate(ids, max_tokens=60) for s, ids in zip(sessions, prompts, strict=True)]
+    found: list[list[int]] = [[], []]
+    live = {0, 1}
+    while live:
+        for i in sorted(live):
+            emission = next(runs[i], None)
+            if emission is None:
+                live.discard(i)
+            else:
+                found[i] += emission.token_ids
+    for session in sessions:
+        session.close()
+
+    assert found == alone
+
+
+def test_a_session_continues_its_conversation(small: Engine) -> None:
+    """Two turns equal one request with both turns' text."""
+    first, second = small.tokenizer.encode(PROMPT), small.tokenizer.encode("\n# then\n")
+    session = small.open_session()
+    said = [i for e in session.generate(first, max_tokens=20) for i in e.token_ids]
+    more = [i for e in session.generate(second, max_tokens=20) for i in e.token_ids]
+    session.close()
+
+    assert more == small.generate(first + said + second, max_tokens=20, ignore_eos=True).tokens
+
+
+def test_sessions_beyond_the_slots_are_refused(small: Engine) -> None:
+    """And a closed one makes room."""
+    sessions = [small.open_session(), small.open_session()]
+    with pytest.raises(OptionError, match="2 sequences of this engine are in use"):
+        small.open_session()
+    for session in sessions:
+        session.close()
+    assert small.generate(PROMPT, max_tokens=1).tokens
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"n_ctx": 0}, OptionError, "n_ctx is 0"),
+        ({"n_ctx": 5000}, OptionError, "1 to 4096"),
+        ({"n_threads": 0}, OptionError, "0 threads"),
+        ({"device": "tpu"}, OptionError, "'tpu' is not available"),
+        ({"kv_type_k": "q2_k"}, OptionError, "'q2_k'"),
+        ({"max_width": 0}, OptionError, "max_width is 0"),
+        ({"n_parallel": 0}, OptionError, "n_slots is 0"),
+        ({"target": "missing.gguf"}, ModelFileError, "missing.gguf"),
+        ({"drafter": "x.gguf"}, OptionError, "needs its target"),
+    ],
+)
+def test_loading_refuses_with_a_sentence(options: dict, error: type[Exception], message: str) -> None:
+    """Every option is checked before memory is taken."""
+    with pytest.raises(error, match=message):
+        Engine.load(**options)
+
+
+def test_drafter_as_target_is_refused() -> None:
+    """A swapped pair says so."""
+    with pytest.raises(ModelFileError, match="drafter"):
+        Engine.load(assets.embedded_drafter_path(), assets.embedded_target_path())
+
+
+def resident_kb() -> int:
+    """Resident memory of this process."""
+    fields = Path("/proc/self/statm").read_text().split()
+    return int(fields[1]) * 4
+
+
+def test_loading_and_failing_200_times_leaks_nothing() -> None:
+    """Half of the loads fail late (a slot too many), half generate; memory settles (F10)."""
+
+    def once(i: int) -> None:
+        with Engine.load(n_ctx=64, n_threads=1) as engine:
+            engine.generate([5, 6, 7], max_tokens=2)
+            if i % 2:
+                with pytest.raises(OptionError):
+                    engine.generate([9999])
+
+    for i in range(20):
+        once(i)
+    gc.collect()
+    before = resident_kb()
+    for i in range(180):
+        once(i)
+    gc.collect()
+
+    assert resident_kb() - before < 20_000  # a leaked target alone would add 180 x 20 MB

@@ -3,9 +3,9 @@
 
     python tools/bench_cpu.py [--repeats 5] [--tokens 128] [--threads 2] [--no-llama-cpp]
 
-Every repeat runs all contenders once, in turn, on the same prompts; the figures are medians over the repeats, the ratios
-medians of the repeats' own ratios. Prompt reading, loading and the first (warm-up) repeat are excluded. llama.cpp comes
-from the package xllamacpp. People read the tables; the last line is one JSON document.
+Every repeat runs all contenders once, in turn, on the same prompts; the figures are medians over the repeats, the
+ratios medians of the repeats' own ratios. Prompt reading, loading and the first (warm-up) repeat are excluded.
+llama.cpp comes from the package xllamacpp. People read the tables; the last line is one JSON document.
 """
 
 from __future__ import annotations

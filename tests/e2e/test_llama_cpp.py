@@ -43,7 +43,7 @@ def test_greedy_tokens_are_equal(path: Path, near_tie: float, prompts: list[str]
     llama = LlamaCpp(path, n_threads=1, n_ctx=1024)
     n_equal = []
     with load(path, None) as engine:
-        for prompt in prompts[::4]:
+        for prompt in filter(str.isascii, prompts[::4]):  # its server leaves out tokens that are half a character
             ids = engine.tokenizer.encode(prompt)
             wanted = llama.generate(ids, N_TOKENS).token_ids
             tokens = engine.generate(ids, max_tokens=N_TOKENS, ignore_eos=True).tokens

@@ -48,7 +48,8 @@ class LlamaCpp:
         self._server = xllamacpp.Server(params)
 
     def generate(self, token_ids: list[int], n_tokens: int, *, n_probs: int = 2) -> GreedyRun:
-        """Greedy continuation; end tokens do not stop it."""
+        """Greedy continuation; end tokens do not stop it. Tokens that are part of a character are left out (its server
+        reports whole characters), so ask for ASCII text."""
         request: dict[str, Any] = {
             "prompt": token_ids, "n_predict": n_tokens, "temperature": 0.0, "cache_prompt": False,
             "ignore_eos": True, "n_probs": n_probs, "return_tokens": True,

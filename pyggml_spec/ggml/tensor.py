@@ -59,8 +59,7 @@ class Tensor:
 
     def set(self, values: np.ndarray, offset_bytes: int = 0) -> None:
         """Upload the bytes of a C-contiguous array; raises ShapeError when they do not fit."""
-        if self.ptr.buffer == ffi.NULL and (self.ptr.view_src == ffi.NULL or self.ptr.view_src.buffer == ffi.NULL):
-            raise ShapeError(f"tensor '{self.name}' has no memory yet; allocate its graph or buffer before uploading")
+        self._require_memory()
         if offset_bytes < 0 or offset_bytes + values.nbytes > self.n_bytes:
             raise ShapeError(
                 f"upload of {values.nbytes} bytes at offset {offset_bytes} does not fit tensor '{self.name}' "
@@ -72,12 +71,18 @@ class Tensor:
     def get(self, out: np.ndarray | None = None) -> np.ndarray:
         """Download the data of a contiguous tensor: an array of shape ne reversed, unit axes in front of (rows, cols)
         dropped."""
+        self._require_memory()
         if out is None:
             out = np.empty(self._numpy_shape(), dtype=self._numpy_type())
         if out.nbytes != self.n_bytes:
             raise ShapeError(f"tensor '{self.name}' has {self.n_bytes} bytes, the output array {out.nbytes}")
         lib.ggml_backend_tensor_get(self.ptr, ffi.from_buffer(out), 0, out.nbytes)
         return out
+
+    def _require_memory(self) -> None:
+        view_src = self.ptr.view_src
+        if self.ptr.buffer == ffi.NULL and (view_src == ffi.NULL or view_src.buffer == ffi.NULL):
+            raise ShapeError(f"tensor '{self.name}' has no memory yet; allocate its graph or buffer first")
 
     def host_view(self) -> np.ndarray | None:
         """The data itself as an array of shape ne reversed, or None when it is not in host memory.

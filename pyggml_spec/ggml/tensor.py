@@ -17,7 +17,7 @@ class Tensor:
     Attributes: `ne` four sizes, fastest first; `type`; `ptr` the C pointer.
     """
 
-    __slots__ = ("context", "ne", "ptr", "type")
+    __slots__ = ("_has_memory", "_shape", "context", "ne", "ptr", "type")
 
     def __init__(self, context, ptr) -> None:
         self.context = context
@@ -25,6 +25,8 @@ class Tensor:
         ne = ptr.ne
         self.ne = (ne[0], ne[1], ne[2], ne[3])
         self.type: TensorType = type_by_number(ptr.type)
+        self._has_memory = False
+        self._shape: tuple[int, ...] | None = None
 
     @property
     def name(self) -> str:
@@ -80,9 +82,12 @@ class Tensor:
         return out
 
     def _require_memory(self) -> None:
+        if self._has_memory:
+            return
         view_src = self.ptr.view_src
         if self.ptr.buffer == ffi.NULL and (view_src == ffi.NULL or view_src.buffer == ffi.NULL):
             raise ShapeError(f"tensor '{self.name}' has no memory yet; allocate its graph or buffer first")
+        self._has_memory = True
 
     def host_view(self) -> np.ndarray | None:
         """The data itself as an array of shape ne reversed, or None when it is not in host memory.
@@ -96,8 +101,11 @@ class Tensor:
         return np.frombuffer(raw, dtype=self._numpy_type()).reshape(self._numpy_shape())
 
     def _numpy_shape(self) -> tuple[int, ...]:
+        if self._shape is not None:
+            return self._shape
         n_dims = max(2, *(i + 1 for i, n in enumerate(self.ne) if n > 1), 0)
-        return self.ne[:n_dims][::-1]
+        self._shape = self.ne[:n_dims][::-1]
+        return self._shape
 
     def _numpy_type(self) -> np.dtype:
         try:

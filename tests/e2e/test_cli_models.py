@@ -8,6 +8,7 @@ import signal
 import struct
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +53,10 @@ def run_json(*arguments: str | Path) -> dict[str, Any]:
     return document
 
 
-def start(*arguments: str, **options: Any) -> subprocess.Popen[bytes]:
+def start(*arguments: str) -> subprocess.Popen[bytes]:
     """The program as a process of its own, its output in pipes."""
-    command = [sys.executable, "-m", "pyggml_spec", *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
+    program = Path(sysconfig.get_path("scripts"), "pyggml-spec")
+    return subprocess.Popen([program, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def patched(path: Path, old: bytes, new: bytes, source: Path) -> Path:
@@ -291,6 +292,15 @@ def test_doctor() -> None:
     assert any(row["loaded"] for row in report["flavours"])
     assert report["self_check"]["same_text"]
     assert {"pyggml-spec", "ggml", "python", "numpy"} <= set(report["versions"])
+
+
+def test_module(tmp_path: Path) -> None:
+    """`python -m pyggml_spec` is the same program; not in the clone, whose folder may lack the extension."""
+    command = [sys.executable, "-m", "pyggml_spec", "run", "-p", PROMPT, "-n", "2", "-t", "1"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == invoke("run", "-p", PROMPT, "-n", "2", "-t", "1").stdout
 
 
 def test_devices() -> None:

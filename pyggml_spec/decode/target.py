@@ -321,11 +321,12 @@ class NativeTargetSequence:
         return self.features.rows_for(n)
 
     def _checked_ids(self, token_ids: Sequence[int]) -> np.ndarray:
-        ids = np.asarray(token_ids, dtype=np.int64)
-        if len(ids) and not (ids.min() >= 0 and ids.max() < self._target.config.n_vocab):
-            bad = next(i for i in ids.tolist() if not 0 <= i < self._target.config.n_vocab)
+        ids = np.asarray(token_ids)
+        wide = ids.view(np.uint32) if ids.dtype == np.int32 else ids.astype(np.uint64)  # negative ids become huge
+        if len(ids) and wide.max() >= self._target.config.n_vocab:
+            bad = ids[wide.argmax()]
             raise OptionError(f"token id {bad} is outside the vocabulary of {self._target.config.n_vocab} tokens")
-        return ids.astype(np.int32)
+        return ids.astype(np.int32, copy=False)
 
     def _refuse_candidate(self) -> None:
         if self._candidate is not None:

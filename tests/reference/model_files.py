@@ -23,6 +23,17 @@ _NAMES = {  # Hugging Face -> GGUF, without the layer prefix
     "mlp.gate_proj.weight": "ffn_gate.weight",
     "mlp.up_proj.weight": "ffn_up.weight",
     "mlp.down_proj.weight": "ffn_down.weight",
+    "markov_head.markov_w1.weight": "markov_w1.weight",
+    "markov_head.markov_w2.weight": "markov_w2.weight",
+    "confidence_head.proj.weight": "conf_proj.weight",
+    "confidence_head.proj.bias": "conf_proj.bias",
+    "attention_conv.base_kernel": "attn_conv_base",
+    "attention_conv.kernel_projection.weight": "attn_conv_proj.weight",
+    "mlp_conv.base_kernel": "ffn_conv_base",
+    "mlp_conv.kernel_projection.weight": "ffn_conv_proj.weight",
+    "candidate_selector.predecessor_codebook": "selector_predecessor.weight",
+    "candidate_selector.successor_codebook": "selector_successor.weight",
+    "candidate_selector.hidden_projection.weight": "selector_hidden.weight",
 }
 
 
@@ -34,7 +45,7 @@ def write_f32_copy(source: Path, destination: Path) -> Path:
 
 
 def write_f32_drafter(checkpoint: Path, template: Path, destination: Path) -> Path:
-    """A DFlash drafter from its Hugging Face checkpoint, with the metadata of an already converted file."""
+    """A drafter of any kind from its Hugging Face checkpoint, with the metadata of an already converted file."""
     raw = dict(safetensors.deserialize((checkpoint / "model.safetensors").read_bytes()))
     tensors = {_gguf_name(name): _bf16_to_f32(entry) for name, entry in raw.items()}
     return _write(gguf.GGUFReader(template), tensors, destination)

@@ -11,7 +11,7 @@ from pyggml_spec._native import ffi, lib
 from pyggml_spec.errors import ShapeError
 from pyggml_spec.ggml.context import Context
 from pyggml_spec.ggml.tensor import Tensor, require_f32, require_i32, require_type
-from pyggml_spec.ggml.types import F16, F32, Q8_0
+from pyggml_spec.ggml.types import F16, F32, I32, Q8_0
 
 
 def _node(context: Context, ptr) -> Tensor:
@@ -138,6 +138,24 @@ def view(context: Context, x: Tensor, ne: Sequence[int], strides: Sequence[int] 
 def contiguous(context: Context, x: Tensor) -> Tensor:
     """A contiguous copy."""
     return _node(context, lib.ggml_cont(_begin(context), x.ptr))
+
+
+def concat(context: Context, a: Tensor, b: Tensor, axis: int) -> Tensor:
+    """a followed by b along one axis; both f32 or both i32, the other sizes equal."""
+    require_type(a, F32, I32, what="the left operand of concat")
+    require_type(b, a.type, what="the right operand of concat")
+    fits = 0 <= axis < 4 and all(n == m for i, (n, m) in enumerate(zip(a.ne, b.ne, strict=True)) if i != axis)
+    _check(fits, f"concat along axis {axis} needs equal other sizes", a, b)
+    return _node(context, lib.ggml_concat(_begin(context), a.ptr, b.ptr, axis))
+
+
+def repeat(context: Context, x: Tensor, ne: Sequence[int]) -> Tensor:
+    """x repeated along its axes until it has sizes ne (1 to 4 of them), each a multiple of x's."""
+    require_f32(x, "repeat's input")
+    sizes = [*ne, *([1] * (4 - len(ne)))]
+    fits = len(sizes) == 4 and all(n > 0 and n % m == 0 for n, m in zip(sizes, x.ne, strict=True))
+    _check(fits, f"repeat cannot fill ne={list(ne)}", x)
+    return _node(context, lib.ggml_repeat_4d(_begin(context), x.ptr, *sizes))
 
 
 def rope(

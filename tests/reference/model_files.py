@@ -51,6 +51,20 @@ def write_f32_drafter(checkpoint: Path, template: Path, destination: Path) -> Pa
     return _write(gguf.GGUFReader(template), tensors, destination)
 
 
+def write_shards(source: Path, destination: Path, n_tensors: int) -> list[Path]:
+    """The same model in files of at most `n_tensors` tensors, named as llama.cpp names shards of `destination`."""
+    reader = gguf.GGUFReader(source)
+    _write_raw(reader, {t.name: t for t in reader.tensors}, destination, split_max_tensors=n_tensors)
+    return sorted(destination.parent.glob(f"{destination.stem}-*-of-*.gguf"))
+
+
+def write_with_own_head(source: Path, destination: Path) -> Path:
+    """A tied model untied: `output.weight` is a copy of the embedding table."""
+    reader = gguf.GGUFReader(source)
+    tensors = {t.name: t for t in reader.tensors}
+    return _write_raw(reader, tensors | {"output.weight": tensors["token_embd.weight"]}, destination)
+
+
 def _gguf_name(name: str) -> str:
     if not name.startswith("layers."):
         return _NAMES[name]
@@ -65,15 +79,32 @@ def _bf16_to_f32(entry: dict) -> np.ndarray:
 
 
 def _write(reader: gguf.GGUFReader, tensors: dict[str, np.ndarray], destination: Path) -> Path:
-    architecture = reader.fields["general.architecture"].contents()
-    writer = gguf.GGUFWriter(destination, architecture)
+    writer = _new_writer(reader, destination)
+    for name, values in tensors.items():
+        writer.add_tensor(name, np.ascontiguousarray(values, dtype=np.float32))
+    return _finish(writer, destination)
+
+
+def _write_raw(
+    reader: gguf.GGUFReader, tensors: dict[str, gguf.ReaderTensor], destination: Path, *, split_max_tensors: int = 0
+) -> Path:
+    writer = _new_writer(reader, destination, split_max_tensors=split_max_tensors)
+    for name, tensor in tensors.items():
+        writer.add_tensor(name, tensor.data, raw_dtype=tensor.tensor_type)
+    return _finish(writer, destination)
+
+
+def _new_writer(reader: gguf.GGUFReader, destination: Path, **options: int) -> gguf.GGUFWriter:
+    writer = gguf.GGUFWriter(destination, reader.fields["general.architecture"].contents(), **options)
     for key, field in reader.fields.items():
         if key.startswith("GGUF.") or key == "general.architecture":
             continue
         kind, *rest = field.types
         writer.add_key_value(key, field.contents(), kind, sub_type=rest[-1] if rest else None)
-    for name, values in tensors.items():
-        writer.add_tensor(name, np.ascontiguousarray(values, dtype=np.float32))
+    return writer
+
+
+def _finish(writer: gguf.GGUFWriter, destination: Path) -> Path:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

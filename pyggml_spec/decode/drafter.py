@@ -89,7 +89,7 @@ class NativeDrafterSequence:
         self._target = target
         self._features = target.features
         self._cells = SequenceCells(drafter.state.kv, target.slot)
-        self._block_cells = drafter.state.kv.take(drafter.config.draft_block_size)
+        self._block = drafter.state.kv.hold_new(drafter.config.draft_block_size)
         self.kind = drafter.config.kind
         self.draft_horizon = drafter.config.draft_horizon
         self.n_ctx = drafter.limits.n_ctx
@@ -122,12 +122,12 @@ class NativeDrafterSequence:
 
     def reset(self) -> None:
         """Forget the whole context."""
-        self._cells.truncate(0)
+        self._cells.reset()
 
     def close(self) -> None:
         """Give all cells back."""
         self.reset()
-        self._drafter.state.kv.give_back(self._block_cells)
+        self._block.release()
         self._target.make_feature_room = None
 
     def _fill_injection(self, built: dflash.DrafterGraph, n: int) -> None:
@@ -138,11 +138,11 @@ class NativeDrafterSequence:
             host["inject_cells"][:] = kv.padding_cell
         if not n:
             return
-        cells = kv.take(n)
+        cells = self._cells.take(n)
         host["inject_rows"][:n] = self._features.take_unread(n)
         host["inject_pos"][:n] = np.arange(self._cells.length, self._cells.length + n)
         host["inject_cells"][:n] = cells
-        self._cells.append(cells)
+        self._cells.commit()
 
     def _fill_block(self, built: dflash.DrafterGraph, anchor_id: int) -> None:
         host, config, first = built.inputs.host, self._drafter.config, self._cells.length
@@ -150,10 +150,10 @@ class NativeDrafterSequence:
         host["tokens"][:] = config.mask_token_id
         host["tokens"][0] = anchor_id
         host["pos"][:] = np.arange(first, first + n)
-        host["cells"][:] = self._block_cells
+        host["cells"][:] = self._block.cells
         nodes = host["nodes"]
         nodes[: spec_ops.NODES_HEADER] = (spec_ops.NODES_VERSION, n, first, self._target.slot)
-        nodes[spec_ops.NODES_HEADER :: 2] = self._block_cells
+        nodes[spec_ops.NODES_HEADER :: 2] = self._block.cells
         nodes[spec_ops.NODES_HEADER + 1 :: 2] = np.arange(-1, n - 1)
 
 

@@ -11,7 +11,7 @@ from pyggml_spec.decode.protocols import Posterior
 from pyggml_spec.errors import ContextLimitError, DeviceError, OptionError, ShapeError
 from pyggml_spec.ggml import Backend, Graph, GraphArena, spec_ops
 from pyggml_spec.gguf_io.weights import Weights
-from pyggml_spec.models import qwen35
+from pyggml_spec.models import flush, qwen35
 from pyggml_spec.records import TargetConfig
 from pyggml_spec.state.features import FeatureRing, SequenceFeatures
 from pyggml_spec.state.kv_cells import KvCache, KvTypes, SequenceCells
@@ -71,6 +71,16 @@ class Target:
             self._graphs[key] = built
         return built
 
+    def flush_graph(self) -> qwen35.TargetGraph:
+        """The graph that only folds pending rows, built at its first use."""
+        key = (0, "flush", 0)
+        built = self._graphs.get(key)
+        if built is None or built.graph.is_stale:
+            graph = Graph(self.arena, flush.n_graph_nodes(self.config))
+            inputs = flush.build_flush(graph, self.config, self.weights, self.state.recurrent)
+            built = self._graphs[key] = qwen35.TargetGraph(graph, inputs, 1, None)
+        return built
+
     def open_sequence(self) -> NativeTargetSequence:
         """A new, empty sequence; raises OptionError when all slots are taken."""
         if not self._free_slots:
@@ -122,14 +132,6 @@ def _allocate_state(
     return qwen35.TargetState(kv, recurrent, features, layers)
 
 
-@dataclass
-class _Candidate:
-    """Nodes of the last verify, until they are accepted or discarded."""
-
-    cells: list[int]
-    feature_rows: list[int]
-
-
 class NativeTargetSequence:
     """One sequence on a target: the protocol of `decode/protocols.py`, with caches on the device.
 
@@ -148,7 +150,7 @@ class NativeTargetSequence:
         ring = target.state.features
         self.features = SequenceFeatures(ring, slot) if ring is not None else None
         self.make_feature_room: Callable[[], None] | None = None  # set by a drafter: reads the unread rows
-        self._candidate: _Candidate | None = None
+        self._candidate: list[int] | None = None  # feature rows of a verify that awaits accept or discard
 
     @property
     def length(self) -> int:
@@ -174,9 +176,9 @@ class NativeTargetSequence:
         n = len(ids)
         built = self._target.graph(self._prefill_width(n), "none", 0)
         first = self.length
-        cells = self._target.state.kv.take(n)
+        cells = self._cells.take(n)
         rows = self._feature_rows(n)
-        self._cells.append(cells)
+        self._cells.commit()
         tree = DraftTree.chain(int(ids[0]), ids[1:])
         self._fill(built, tree, cells, rows, first=first, fold=True)
         self._run(built)
@@ -196,9 +198,9 @@ class NativeTargetSequence:
         self._refuse_candidate()
         self._checked_ids(tree.token_ids)
         built = self._target.graph(n, "logits" if logits else "top", 0 if logits else top_k)
-        cells = self._target.state.kv.take(n)
+        cells = self._cells.take(n)
         rows = self._feature_rows(n)
-        self._candidate = _Candidate(cells, rows)
+        self._candidate = rows
         self._fill(built, tree, cells, rows, first=self.length, fold=False)
         self._run(built)
         result = built.result.get()
@@ -208,17 +210,16 @@ class NativeTargetSequence:
 
     def accept(self, path: Sequence[int]) -> None:
         """Commit these nodes of the last verify, anchor first."""
-        candidate = self._take_candidate()
-        chosen = set(path)
-        self._cells.append([candidate.cells[node] for node in path])
-        self._target.state.kv.give_back([c for i, c in enumerate(candidate.cells) if i not in chosen])
+        rows = self._take_candidate()
+        self._cells.commit(path)
         self._rotation.accept(path)
         if self.features is not None:
-            self.features.commit([candidate.feature_rows[node] for node in path])
+            self.features.commit([rows[node] for node in path])
 
     def discard(self) -> None:
         """Drop the result of a completed verify: its fold of the pending rows has happened, nothing else."""
-        self._target.state.kv.give_back(self._take_candidate().cells)
+        self._take_candidate()
+        self._cells.drop()
         self._rotation.clear()
 
     def flush(self) -> None:
@@ -226,19 +227,15 @@ class NativeTargetSequence:
         self._refuse_candidate()
         if not self._rotation.pending_rows:
             return
-        built = self._target.graph(PREFILL_WIDTHS[0], "none", 0)
-        self._fill_padding(built)
+        built = self._target.flush_graph()
         self._fill_schedule(built, None, fold=False)
-        built.inputs.host["nodes"][: spec_ops.NODES_HEADER] = (spec_ops.NODES_VERSION, 0, self.length, self.slot)
         self._run(built)
         self._rotation.clear()
 
     def reset(self) -> None:
         """Forget everything: length becomes 0."""
-        if self._candidate is not None:
-            self._target.state.kv.give_back(self._candidate.cells)
-            self._candidate = None
-        self._cells.truncate(0)
+        self._candidate = None
+        self._cells.reset()
         self._rotation.clear()
         self._target.state.recurrent.clear_slot(self.slot)
         if self.features is not None:
@@ -332,8 +329,8 @@ class NativeTargetSequence:
         if self._candidate is not None:
             raise ShapeError("the last verify was neither accepted nor discarded")
 
-    def _take_candidate(self) -> _Candidate:
+    def _take_candidate(self) -> list[int]:
         if self._candidate is None:
             raise ShapeError("there is no verify to accept or discard")
-        candidate, self._candidate = self._candidate, None
-        return candidate
+        rows, self._candidate = self._candidate, None
+        return rows

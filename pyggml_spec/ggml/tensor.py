@@ -81,6 +81,18 @@ class Tensor:
         lib.ggml_backend_tensor_get(self.ptr, ffi.from_buffer(out), 0, out.nbytes)
         return out
 
+    def read(self, offset_bytes: int, n_bytes: int) -> np.ndarray:
+        """Download a part: (n_bytes,) uint8; raises ShapeError when it reaches beyond the tensor."""
+        self._require_memory()
+        if offset_bytes < 0 or n_bytes < 0 or offset_bytes + n_bytes > self.n_bytes:
+            raise ShapeError(
+                f"download of {n_bytes} bytes at offset {offset_bytes} leaves tensor '{self.name}' "
+                f"of {self.n_bytes} bytes"
+            )
+        out = np.empty(n_bytes, dtype=np.uint8)
+        lib.ggml_backend_tensor_get(self.ptr, ffi.from_buffer(out), offset_bytes, n_bytes)
+        return out
+
     def _require_memory(self) -> None:
         if self._has_memory:
             return

@@ -1,19 +1,21 @@
 """KV cells: the rows of the attention cache and who owns them.
 
 Cells are never moved. A sequence lists its committed cells in position order; the list lives on the device and grows
-by the accepted nodes of a round, so attention needs no mask over cells.
+by the accepted nodes of a round, so attention needs no mask over cells. Sequences and snapshots may share cells: a
+committed cell is never written again.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pyggml_spec.errors import ContextLimitError
 from pyggml_spec.ggml import I32, Backend, Context, Tensor, TensorType
+from pyggml_spec.state.cells import CellHold, CellPool
 
 
 @dataclass(frozen=True)
@@ -49,22 +51,15 @@ class KvCache:
         self._buffer = backend.allocate(self._context, f"a KV cache of {n_cells} cells")
         self.padding_cell = n_cells
         self.n_ctx = n_ctx
-        self._free = list(range(n_cells))  # a heap: the lowest cell is taken first, which keeps a cache dense
+        self.pool = CellPool(n_cells)
 
     @property
     def n_bytes(self) -> int:
         return self._buffer.n_bytes
 
-    def take(self, n: int) -> list[int]:
-        """The n lowest free cells; raises ContextLimitError when fewer are left."""
-        if n > len(self._free):
-            raise ContextLimitError(f"the KV cache is full: {n} cells are needed and {len(self._free)} are free")
-        return [heapq.heappop(self._free) for _ in range(n)]
-
-    def give_back(self, cells: Sequence[int]) -> None:
-        """Make cells free again."""
-        for cell in cells:
-            heapq.heappush(self._free, cell)
+    def hold_new(self, n: int) -> CellHold:
+        """Free cells for something other than a sequence; raises ContextLimitError when fewer are left."""
+        return CellHold(self.pool, self.pool.take(n))
 
     def close(self) -> None:
         """Free the device memory; safe to call twice."""
@@ -73,16 +68,42 @@ class KvCache:
 
 
 class SequenceCells:
-    """The committed cells of one sequence, in position order, mirrored to its list on the device."""
+    """Cells of one sequence: the committed ones in position order, mirrored to its list on the device, and those taken
+    for the running call."""
 
     def __init__(self, cache: KvCache, slot: int) -> None:
         self.cache = cache
         self.slot = slot
         self.cells = np.zeros(cache.n_ctx, dtype=np.int32)  # (n_ctx,)
         self.length = 0
+        self.open: list[int] = []  # of the running call, in node order
+        cache.pool.register(self)
 
-    def append(self, cells: Sequence[int]) -> None:
-        """Commit cells of the next positions."""
+    def held(self) -> NDArray[np.int32]:
+        """All cells of this sequence."""
+        return np.concatenate([self.cells[: self.length], np.array(self.open, dtype=np.int32)])
+
+    def take(self, n: int) -> list[int]:
+        """Cells for the n nodes of a call, open until committed or dropped; raises ContextLimitError."""
+        self.open = self.cache.pool.take(n)
+        return self.open
+
+    def commit(self, nodes: Sequence[int] | None = None) -> None:
+        """Nodes of the running call (None = all) become the next positions; the other open cells are free again."""
+        taken = self.open
+        chosen = taken if nodes is None else [taken[node] for node in nodes]
+        self._append(chosen)
+        self.open = []
+        if len(chosen) < len(taken):
+            kept = set(chosen)
+            self.cache.pool.give_back([cell for cell in taken if cell not in kept])
+
+    def drop(self) -> None:
+        """The running call's cells are free again."""
+        taken, self.open = self.open, []
+        self.cache.pool.give_back(taken)
+
+    def _append(self, cells: Sequence[int] | NDArray[np.int32]) -> None:
         end = self.length + len(cells)
         if end > self.cache.n_ctx:
             raise ContextLimitError(f"the context of {self.cache.n_ctx} tokens is full")
@@ -91,7 +112,19 @@ class SequenceCells:
         self.cache.committed.set(self.cells[self.length : end], offset)
         self.length = end
 
-    def truncate(self, length: int) -> None:
-        """Give back the cells of all positions from `length` on."""
-        self.cache.give_back(self.cells[length : self.length].tolist())
-        self.length = length
+    def hold(self) -> CellHold:
+        """The committed cells, kept beyond this sequence's own use of them."""
+        cells = self.cells[: self.length]
+        self.cache.pool.share(cells)
+        return CellHold(self.cache.pool, cells)
+
+    def restore(self, hold: CellHold) -> None:
+        """Start from shared cells: this sequence appends to them and writes none of them."""
+        self.reset()
+        self.cache.pool.share(hold.cells)
+        self._append(hold.cells)
+
+    def reset(self) -> None:
+        """Give everything back, whatever an interrupt left behind."""
+        self.length, self.open = 0, []
+        self.cache.pool.recount()

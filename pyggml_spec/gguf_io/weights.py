@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
+from typing import ClassVar
 
 import gguf
 import numpy as np
@@ -14,7 +16,7 @@ from pyggml_spec.ggml.types import type_by_number
 from pyggml_spec.gguf_io.reader import TensorInfo
 
 _UPLOAD_BYTES = 16 << 20  # progress granularity
-_SMALL_F32 = ("norm.weight", "dt.bias", "ssm_a", "conv1d.weight", "conv_base", "conf_proj.bias")
+_SMALL_F32 = ("norm.weight", "dt.bias", "ssm_a", "conv1d.weight", "conv_base", "conf_proj.weight", "conf_proj.bias")
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,11 @@ class Weights:
     """Every tensor of a model, by name; `stacks[name]` are the runs of a stack.
 
     A stack puts matrices that read the same input one below the other, so that one product serves all of them.
+    `generation` differs between any two loads, in the order of loading: a graph is only valid for the weights of the
+    generation it was built on, even when a reload lands at the same address.
     """
+
+    _generations: ClassVar[Iterator[int]] = count(1)
 
     def __init__(
         self,
@@ -40,6 +46,7 @@ class Weights:
         what: str,
         on_progress: Callable[[int, int], None] | None = None,
     ) -> None:
+        self.generation = next(self._generations)
         infos = {name: _as_stored(infos[name]) for name in names}
         stacked = {part for parts in stacks.values() for part in parts}
         self._context = Context(len(infos) + 1)
@@ -77,6 +84,10 @@ class Weights:
     def __getitem__(self, name: str) -> Tensor:
         return self._tensors[name]
 
+    def find(self, name: str) -> Tensor | None:
+        """The tensor, or None when the model has none of this name."""
+        return self._tensors.get(name)
+
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
 
@@ -91,7 +102,10 @@ class Weights:
 
 
 def _as_stored(info: TensorInfo) -> TensorInfo:
-    """Small tensors that enter elementwise kernels are f32 on the device, whatever the file holds."""
+    """Small tensors that enter elementwise kernels are f32 on the device and ids are i32, whatever the file holds."""
+    if info.type == gguf.GGMLQuantizationType.I64:
+        ids = info.data.view(np.int64).astype(np.int32).view(np.uint8)
+        return TensorInfo(info.name, info.ne, gguf.GGMLQuantizationType.I32, ids.nbytes, ids)
     if info.type == gguf.GGMLQuantizationType.F32 or not info.name.endswith(_SMALL_F32):
         return info
     try:

@@ -1,21 +1,27 @@
 """`dflash` drafters: a small block-diffusion transformer that reads target features as its context.
 
 One graph injects K/V of newly committed features into the drafter's cache and runs one block over
-[committed features, block]; the block's own K/V go to cells that the next block overwrites.
+[committed features, block]; the block's own K/V go to cells that the next block overwrites. DSpark and DFlash2
+drafters are this transformer with other heads (dspark.py, dflash2.py).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from pyggml_spec.ggml import Graph, Tensor, ops, spec_ops
 from pyggml_spec.gguf_io.weights import Weights
+from pyggml_spec.models import dflash2, dspark
 from pyggml_spec.models.layers import PackedInputs, feed_forward, heads, project
 from pyggml_spec.records import DrafterConfig
 from pyggml_spec.state.features import FeatureRing
 from pyggml_spec.state.kv_cells import KvCache
 
 _NODES_PER_LAYER = 48
+_NODES_PER_SLOT = 12
+_NODES_PER_TAP = 32  # of a layer's four convolutions
+MARKOV_CANDIDATES = 16  # per slot of a DSpark tree, before any token is known
 
 
 @dataclass(frozen=True)
@@ -28,20 +34,35 @@ class DrafterState:
 
 @dataclass(frozen=True)
 class SharedTables:
-    """Embedding table and output head the drafter works with: the target's, unless its file brings its own."""
+    """Embedding table and output head the drafter works with: the target's, unless its file brings its own.
+
+    `generation` is that of the weights they belong to: graphs of an older one point at freed memory.
+    """
 
     embeddings: Tensor  # [n_embd, n_vocab]
     head: Tensor  # [n_embd, n_vocab]
+    generation: int = 0
 
 
 @dataclass(frozen=True)
 class DrafterGraph:
-    """A built graph; `result` is i32 [2k, draft_horizon]: ids, then log-probabilities; None when it only injects."""
+    """A built graph and its results by name; empty when it only injects. n = draft horizon, ids are the head's rows.
+
+    top         i32 [2k, n]  the best k of each slot whatever came before, ids then log-probabilities; for a DSpark or
+                             DFlash2 drafter the candidates that `pairs` scores
+    chain       i32 [2k, n]  DSpark: the best k of each slot after the slots before it, greedily
+    pairs       f32 [k, ..]  DSpark, DFlash2: scores of neighbouring candidates (see dspark.py, dflash2.py)
+    confidence  f32 [1, n]   DSpark with a confidence head: logits along the chain
+    """
 
     graph: Graph
     inputs: PackedInputs
     n_inject: int
-    result: Tensor | None
+    results: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def result(self) -> Tensor | None:
+        return self.results.get("top")
 
 
 @dataclass(frozen=True)
@@ -50,7 +71,13 @@ class _Build:
     config: DrafterConfig
     weights: Weights
     state: DrafterState
+    tables: SharedTables
     inputs: PackedInputs
+
+    @property
+    def anchor(self) -> Tensor:
+        """The anchor's id, i32 [1]."""
+        return ops.view(self.graph.context, self.inputs.tensors["tokens"], [1])
 
 
 def drafter_stacks(config: DrafterConfig) -> dict[str, tuple[str, ...]]:
@@ -73,9 +100,9 @@ def write_keys_values(b: _Build, k: Tensor, v: Tensor, i: int, pos: str, cells: 
 
 
 def rotate(b: _Build, x: Tensor, pos: str) -> Tensor:
-    """Rotary embedding over the whole head, x [D, H, N], with the file's YaRN scaling if it has one."""
+    """Rotary embedding of x [D, H, N], with the file's YaRN scaling if it has one."""
     c, yarn = b.config, b.config.rope_scaling
-    options = {} if yarn is None else {
+    options: dict[str, Any] = {} if yarn is None else {
         "n_ctx_original": yarn.n_ctx_original,
         "factor": yarn.factor,
         "yarn_mix": 1.0,
@@ -84,7 +111,7 @@ def rotate(b: _Build, x: Tensor, pos: str) -> Tensor:
         "beta_slow": yarn.beta_slow,
     }  # fmt: skip
     return ops.rope(
-        b.graph.context, x, b.inputs.tensors[pos], n_dims=c.head_dim, theta=c.rope_theta, **options
+        b.graph.context, x, b.inputs.tensors[pos], n_dims=c.rope_dims or c.head_dim, theta=c.rope_theta, **options
     )
 
 
@@ -122,19 +149,32 @@ def build_attention(b: _Build, x: Tensor, i: int) -> Tensor:
     return ops.mul_mat(ctx, b.weights[p + "attn_output.weight"], out).named(f"attn_out-{i}")
 
 
+def build_sublayer(b: _Build, y: Tensor, i: int, part: Literal["attn", "ffn"]) -> Tensor:
+    """Attention or feed-forward of layer i over normed inputs y [n_embd, B], between DFlash2's convolutions."""
+    c, g, p = b.config, b.graph, f"blk.{i}.{part}"
+    if c.kind == "dflash2":
+        projection, base = b.weights[p + "_conv_proj.weight"], b.weights[p + "_conv_base"]
+        taps = dflash2.conv_weights(g, y, projection, base, c.conv_group_size)
+        y = dflash2.convolve(g, y, taps, side=0).named(f"{part}_conv_in-{i}")
+    y = build_attention(b, y, i) if part == "attn" else feed_forward(g, b.weights, y, f"blk.{i}.")
+    if c.kind == "dflash2":
+        y = dflash2.convolve(g, y, taps, side=1).named(f"{part}_conv_out-{i}")
+    return y
+
+
 def build_layer(b: _Build, x: Tensor, i: int) -> Tensor:
     """One block: attention and feed-forward, each after a norm and beside a residual."""
     c, ctx, p = b.config, b.graph.context, f"blk.{i}."
     y = ops.rms_norm(ctx, x, b.weights[p + "attn_norm.weight"], c.norm_eps).named(f"attn_norm-{i}")
-    x = ops.add(ctx, build_attention(b, y, i), x).named(f"ffn_inp-{i}")
+    x = ops.add(ctx, build_sublayer(b, y, i, "attn"), x).named(f"ffn_inp-{i}")
     y = ops.rms_norm(ctx, x, b.weights[p + "ffn_norm.weight"], c.norm_eps).named(f"ffn_norm-{i}")
-    return ops.add(ctx, feed_forward(b.graph, b.weights, y, p), x).named(f"l_out-{i}")
+    return ops.add(ctx, build_sublayer(b, y, i, "ffn"), x).named(f"l_out-{i}")
 
 
-def build_block(b: _Build, tables: SharedTables) -> Tensor:
+def build_block(b: _Build) -> Tensor:
     """Hidden states [n_embd, draft_horizon] of the slots that predict, after the final norm."""
     c, ctx = b.config, b.graph.context
-    x = ops.get_rows(ctx, tables.embeddings, b.inputs.tensors["tokens"]).named("inp_embd")
+    x = ops.get_rows(ctx, b.tables.embeddings, b.inputs.tensors["tokens"]).named("inp_embd")
     if c.embedding_scale != 1.0:
         x = ops.scale(ctx, x, c.embedding_scale)
     for i in range(c.n_layers):
@@ -144,16 +184,75 @@ def build_block(b: _Build, tables: SharedTables) -> Tensor:
     return ops.view(ctx, x, [c.n_embd, c.draft_horizon], [x.nb[1]], first * x.nb[1])
 
 
-def build_logits(b: _Build, hidden: Tensor, tables: SharedTables) -> Tensor:
-    """Logits [n_vocab, draft_horizon], scaled and soft-capped as the file says."""
-    c, ctx = b.config, b.graph.context
-    logits = ops.mul_mat(ctx, tables.head, hidden)
+def build_logits(b: _Build, hidden: Tensor) -> Tensor:
+    """Logits [n_rows, draft_horizon], scaled and soft-capped as the file says."""
+    c, ctx, head = b.config, b.graph.context, b.tables.head
+    n_rows = n_head_rows(c, b.tables)
+    if n_rows < head.ne[1]:
+        head = ops.view(ctx, head, [head.ne[0], n_rows], [head.nb[1]])
+    logits = ops.mul_mat(ctx, head, hidden)
     if c.logit_scale != 1.0:
         logits = ops.scale(ctx, logits, c.logit_scale)
     if c.final_logit_softcapping:
         capped = ops.tanh(ctx, ops.scale(ctx, logits, 1.0 / c.final_logit_softcapping))
         logits = ops.scale(ctx, capped, c.final_logit_softcapping)
     return logits.named("result_output")
+
+
+def n_head_rows(config: DrafterConfig, tables: SharedTables) -> int:
+    """Rows of the output head that may be drafted: a Markov head or a selector must know the id as well."""
+    n_rows = tables.head.ne[1]
+    return n_rows if config.kind == "dflash" else min(n_rows, config.n_vocab)
+
+
+def n_anchor_ids(config: DrafterConfig, tables: SharedTables) -> int:
+    """Ids below this one can be drafted from: embeddings and heads have a row for them."""
+    n_rows = tables.embeddings.ne[1]
+    return n_rows if config.kind == "dflash" else min(n_rows, config.n_vocab_target)
+
+
+def build_markov(b: _Build, hidden: Tensor, logits: Tensor, top_k: int) -> dict[str, Tensor]:
+    """Results of a DSpark drafter; what only trees need is left out for top_k = 1."""
+    g, ctx = b.graph, b.graph.context
+    head = dspark.markov_head(g, b.weights, logits.ne[0])
+    results = {"chain": dspark.chain(g, head, logits, b.anchor, top_k)}
+    if head.confidence is not None:
+        results["confidence"] = dspark.chain_confidence(g, head, hidden, results["chain"], b.anchor)
+    if top_k > 1 and b.config.draft_horizon > 1:
+        n_candidates = min(MARKOV_CANDIDATES, logits.ne[0])
+        results["top"] = spec_ops.top_k(ctx, logits, n_candidates, logprobs=True)
+        candidates, chained = _ids(g, results["top"]), _ids(g, results["chain"])
+        predecessors = ops.concat(ctx, candidates, chained, axis=0)
+        results["pairs"] = dspark.pair_scores(g, head, candidates, predecessors)
+    return results
+
+
+def build_selector(b: _Build, hidden: Tensor, logits: Tensor) -> dict[str, Tensor]:
+    """Results of a DFlash2 drafter."""
+    g, n_candidates = b.graph, min(b.config.selector_top_k, logits.ne[0])
+    top = spec_ops.top_k(g.context, logits, n_candidates, logprobs=True)
+    candidates = _ids(g, top)
+    if "d2t" in b.weights:
+        flat = ops.reshape(g.context, candidates, [n_candidates * top.ne[1]])
+        rows = ops.get_rows(g.context, ops.reshape(g.context, b.weights["d2t"], [1, logits.ne[0]]), flat)
+        candidates = ops.reshape(g.context, rows, [n_candidates, top.ne[1]])
+    return {"top": top, "pairs": dflash2.pair_scores(g, b.weights, hidden, candidates, b.anchor)}
+
+
+def _ids(graph: Graph, top: Tensor) -> Tensor:
+    """The ids of a top-k result as a dense i32 [k, n]."""
+    return ops.contiguous(graph.context, ops.view(graph.context, top, [top.ne[0] // 2, top.ne[1]], [top.nb[1]]))
+
+
+def build_heads(b: _Build, top_k: int) -> dict[str, Tensor]:
+    """The block and what its drafter's kind makes of it."""
+    hidden = build_block(b)
+    logits = build_logits(b, hidden)
+    if b.config.kind == "dspark":
+        return build_markov(b, hidden, logits, top_k)
+    if b.config.kind == "dflash2":
+        return build_selector(b, hidden, logits)
+    return {"top": spec_ops.top_k(b.graph.context, logits, top_k, logprobs=True)}
 
 
 def build_drafter(
@@ -167,19 +266,20 @@ def build_drafter(
     top_k: int,
 ) -> DrafterGraph:
     """Inject `n_inject` feature rows, then draft one block; `top_k` = 0 injects only."""
-    b = _Build(graph, config, weights, state, PackedInputs.create(graph, _input_sizes(config, n_inject, top_k)))
+    inputs = PackedInputs.create(graph, _input_sizes(config, n_inject, top_k))
+    b = _Build(graph, config, weights, state, tables, inputs)
     inject_features(b)
-    result = None
-    if top_k:
-        logits = build_logits(b, build_block(b, tables), tables)
-        result = graph.output(spec_ops.top_k(graph.context, logits, top_k, logprobs=True).named("result_top"))
+    results = build_heads(b, top_k) if top_k else {}
+    for name, tensor in results.items():
+        graph.output(tensor.named(f"result_{name}"))
     graph.place()
-    return DrafterGraph(graph, b.inputs, n_inject, result)
+    return DrafterGraph(graph, inputs, n_inject, results)
 
 
 def n_graph_nodes(config: DrafterConfig) -> int:
     """Room that a drafter graph needs."""
-    return _NODES_PER_LAYER * config.n_layers + 48
+    n_layer_nodes = _NODES_PER_LAYER + _NODES_PER_TAP * config.conv_taps
+    return n_layer_nodes * config.n_layers + _NODES_PER_SLOT * config.draft_block_size + 96
 
 
 def _input_sizes(config: DrafterConfig, n_inject: int, top_k: int) -> dict[str, int]:

@@ -1,0 +1,96 @@
+"""What DSpark adds to DFlash: a low-rank Markov head that chains the slots of a block, and a confidence head.
+
+The logits of slot i get w2 (w1[previous token]) added. The greedy chain is part of the block's graph: the id that
+slot i - 1 chose never leaves the device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyggml_spec.ggml import Graph, Tensor, ops, spec_ops
+from pyggml_spec.gguf_io.weights import Weights
+
+
+@dataclass(frozen=True)
+class MarkovHead:
+    """The head's tables: w1 is read by target ids, w2 has a row for every row of the output head."""
+
+    w1: Tensor  # [rank, n_vocab_target]
+    w2: Tensor  # [rank, n_rows]
+    draft_to_target: Tensor | None  # i32 [1, n_rows] of a reduced vocabulary
+    confidence: Tensor | None  # f32 [n_embd + rank]
+    confidence_bias: Tensor | None  # f32 [1]
+
+    def target_ids(self, graph: Graph, ids: Tensor) -> Tensor:
+        """Target ids of drafted ids i32 [n]."""
+        if self.draft_to_target is None:
+            return ids
+        return ops.reshape(graph.context, ops.get_rows(graph.context, self.draft_to_target, ids), [ids.ne[0]])
+
+
+def markov_head(graph: Graph, weights: Weights, n_rows: int) -> MarkovHead:
+    """The head as graph tensors, w2 cut to the `n_rows` rows that the output head has too."""
+    ctx, w2 = graph.context, weights["markov_w2.weight"]
+    return MarkovHead(
+        w1=weights["markov_w1.weight"],
+        w2=w2 if w2.ne[1] == n_rows else ops.view(ctx, w2, [w2.ne[0], n_rows], [w2.nb[1]]),
+        draft_to_target=ops.reshape(ctx, weights["d2t"], [1, n_rows]) if "d2t" in weights else None,
+        confidence=weights.find("conf_proj.weight"),
+        confidence_bias=weights.find("conf_proj.bias"),
+    )
+
+
+def chain(graph: Graph, head: MarkovHead, logits: Tensor, anchor: Tensor, k: int) -> Tensor:
+    """The greedy chain over logits [n_rows, n]: i32 [2k, n], per slot the best k after the slots before it.
+
+    anchor i32 [1]; the words are those of `spec_ops.top_k` with log-probabilities.
+    """
+    ctx, (n_rows, n) = graph.context, logits.ne[:2]
+    previous, rows = anchor, []
+    for i in range(n):
+        bias = ops.mul_mat(ctx, head.w2, ops.get_rows(ctx, head.w1, previous))
+        slot = ops.view(ctx, logits, [n_rows, 1], [logits.nb[1]], i * logits.nb[1])
+        rows.append(spec_ops.top_k(ctx, ops.add(ctx, bias, slot), k, logprobs=True).named(f"markov_top-{i}"))
+        previous = head.target_ids(graph, ops.view(ctx, rows[-1], [1]))
+    result = rows[0]
+    for row in rows[1:]:
+        result = ops.concat(ctx, result, row, axis=1)
+    return result
+
+
+def confidence_logits(graph: Graph, head: MarkovHead, hidden: Tensor, previous_rows: Tensor) -> Tensor:
+    """w . [hidden ; w1[previous]] + b for hidden [n_embd, n] and rows of w1 [rank, n]: f32 [1, n]."""
+    ctx, n_embd, w = graph.context, hidden.ne[0], head.confidence
+    assert w is not None, "the caller has asked whether there is a confidence head"
+    score = ops.mul_mat(ctx, ops.view(ctx, w, [n_embd]), hidden)
+    score = ops.add(ctx, score, ops.mul_mat(ctx, ops.view(ctx, w, [w.ne[0] - n_embd], [], 4 * n_embd), previous_rows))
+    return score if head.confidence_bias is None else ops.add(ctx, score, head.confidence_bias)
+
+
+def chain_confidence(graph: Graph, head: MarkovHead, hidden: Tensor, chained: Tensor, anchor: Tensor) -> Tensor:
+    """Confidence logits [1, n] of the slots of a chain, `chained` as `chain` returns it."""
+    previous = anchor
+    if hidden.ne[1] > 1:
+        chosen = ops.view(graph.context, chained, [1, hidden.ne[1] - 1], [chained.nb[1]])
+        chosen = ops.reshape(graph.context, ops.contiguous(graph.context, chosen), [hidden.ne[1] - 1])
+        previous = ops.concat(graph.context, anchor, head.target_ids(graph, chosen), axis=0)
+    return confidence_logits(graph, head, hidden, ops.get_rows(graph.context, head.w1, previous))
+
+
+def pair_scores(graph: Graph, head: MarkovHead, candidates: Tensor, predecessors: Tensor) -> Tensor:
+    """Biases w2[c] . w1[p] between neighbouring slots: f32 [k, n_predecessors * (n - 1)].
+
+    candidates i32 [k, n] and predecessors i32 [n_predecessors, n] hold drafted ids; the columns of the result are,
+    slot by slot from the second, one per predecessor of the slot before.
+    """
+    ctx, (k, n), n_before = graph.context, candidates.ne[:2], predecessors.ne[0]
+    before = ops.reshape(ctx, predecessors, [n_before * n])
+    before = head.target_ids(graph, ops.view(ctx, before, [n_before * (n - 1)]))
+    before = ops.get_rows(ctx, head.w1, before)
+    after = ops.view(ctx, ops.reshape(ctx, candidates, [k * n]), [k * (n - 1)], [], 4 * k)
+    after = ops.get_rows(ctx, head.w2, after)
+    rank = before.ne[0]
+    before = ops.reshape(ctx, before, [rank, n_before, n - 1])
+    pairs = ops.mul_mat(ctx, ops.reshape(ctx, after, [rank, k, n - 1]), before)
+    return ops.reshape(ctx, pairs, [k, n_before * (n - 1)])

@@ -1,0 +1,244 @@
+"""Drafter graphs against float64: convolutions, selector, Markov chain and confidence, and every option of the trunk.
+
+Bounds: f32 arithmetic, some ten products of 30 to 70 terms one after the other, each with a rounding error of a few
+units of the largest value. ROUNDING allows 128 units; of 228 cases (4 seeds) none needed 96 and one more than 64.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from reference import drafter as oracle
+from reference import heads
+from tiny_drafter import DFLASH, DFLASH2, DSPARK, Drawn, TinyDrafter, ids_and_values
+
+from pyggml_spec.ggml import F16, F32, Q8_0, Backend, Graph, GraphArena, Tensor
+from pyggml_spec.ggml.backend import choose_device
+from pyggml_spec.models import dflash2
+from pyggml_spec.records import DrafterConfig, RopeScaling
+
+pytestmark = pytest.mark.native
+
+ANCHOR = 7
+ROUNDING = 128 * 2.0**-24
+KINDS = {"dflash": DFLASH, "dspark": DSPARK, "dflash2": DFLASH2}
+REDUCED: dict[str, Any] = {"has_reduced_vocabulary": True, "has_own_head": True, "n_vocab": 30}
+SLIDING: dict[str, Any] = {"sliding_window": 6, "sliding_layers": (True, False)}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "window": SLIDING,
+    "window of one": {"sliding_window": 1, "sliding_layers": (True, True)},
+    "causal": {"causal": True},
+    "causal window": {"causal": True, **SLIDING},
+    "yarn": {"rope_scaling": RopeScaling(factor=4.0, n_ctx_original=32)},
+    "yarn, own numbers": {"rope_scaling": RopeScaling(8.0, 16, beta_fast=8.0, beta_slow=2.0, attention_factor=0.7)},
+    "half rotates": {"rope_dims": 8},
+    "reduced vocabulary": REDUCED,
+    "own tables": {"has_own_embeddings": True, "has_own_head": True},
+    "own embeddings are the head": {"has_own_embeddings": True},
+    "scales": {"embedding_scale": 3.0, "logit_scale": 0.25},
+    "soft cap": {"final_logit_softcapping": 5.0},
+    "scaled, then capped": {"final_logit_softcapping": 5.0, "logit_scale": 0.5},
+    "shortest block": {"draft_block_size": 2},
+    "long block": {"draft_block_size": 16},
+    "other mask": {"mask_token_id": 3},
+    "three features": {"target_layer_ids": (0, 1, 3)},
+    "equal heads": {"n_heads": 2},
+}
+
+
+def bound(*values: np.ndarray) -> float:
+    """Allowed absolute error of values this large."""
+    return ROUNDING * max(1.0, *(float(np.abs(v).max()) for v in values))
+
+
+def reference_block(drawn: Drawn) -> oracle.Block:
+    arrays = {name: array.astype(np.float64) for name, array in drawn.arrays.items()}
+    return oracle.draft(drawn.config, arrays, drawn.embeddings, drawn.head, drawn.features.astype(np.float64), ANCHOR)
+
+
+def run(drawn: Drawn, top_k: int = 4, **options: Any) -> dict[str, np.ndarray]:
+    with TinyDrafter(drawn, **options) as tiny:
+        return tiny.run(ANCHOR, top_k)
+
+
+def check_top(top: np.ndarray, logits: np.ndarray) -> np.ndarray:
+    """Ids and log-probabilities of the best of each row; returns the ids."""
+    ids, values = ids_and_values(top)
+    wanted = heads.log_softmax(logits)
+    assert ids.tolist() == np.argsort(-logits, axis=1, kind="stable")[:, : ids.shape[1]].tolist()
+    assert np.abs(values - np.take_along_axis(wanted, ids, axis=1)).max() < bound(logits, wanted)
+    return ids
+
+
+def target_ids(drawn: Drawn, ids: np.ndarray) -> np.ndarray:
+    return drawn.arrays["d2t"][ids] if "d2t" in drawn.arrays else ids
+
+
+def check_markov(drawn: Drawn, block: oracle.Block, results: dict[str, np.ndarray]) -> None:
+    """Chain, confidence along it, unconditioned candidates, and biases between neighbours."""
+    w1, w2 = drawn.arrays["markov_w1.weight"], drawn.arrays["markov_w2.weight"]
+    biased, chosen = heads.markov_chain(block.logits, w1, w2, ANCHOR, drawn.arrays.get("d2t"))
+    chained = check_top(results["chain"], biased)
+    assert chained[:, 0].tolist() == chosen
+    previous = np.concatenate([[ANCHOR], target_ids(drawn, np.array(chosen[:-1], dtype=int))])
+    bias = float(drawn.arrays["conf_proj.bias"][0]) if "conf_proj.bias" in drawn.arrays else 0.0
+    wanted = heads.confidence(block.hidden, w1[previous], drawn.arrays["conf_proj.weight"][0], bias)
+    assert np.abs(results["confidence"].ravel() - wanted).max() < bound(wanted)
+    if drawn.config.draft_horizon == 1:
+        assert "pairs" not in results
+        return
+    candidates = check_top(results["top"], block.logits)
+    before = target_ids(drawn, np.concatenate([candidates, chained], axis=1)[:-1])
+    wanted = np.einsum("npr,ncr->npc", w1[before].astype(np.float64), w2[candidates[1:]])
+    assert np.abs(results["pairs"].reshape(wanted.shape) - wanted).max() < bound(wanted)
+
+
+def check_selector(drawn: Drawn, block: oracle.Block, results: dict[str, np.ndarray]) -> None:
+    """Candidates and the scores of every pair of neighbours."""
+    arrays = drawn.arrays
+    candidates = target_ids(drawn, check_top(results["top"], block.logits))
+    codebooks = arrays["selector_predecessor.weight"], arrays["selector_successor.weight"]
+    wanted = heads.selector_scores(block.hidden, candidates, *codebooks, arrays["selector_hidden.weight"], ANCHOR)
+    n, k = candidates.shape
+    first, rest = results["pairs"][0], results["pairs"][1:].reshape(n - 1, k, k)
+    assert np.abs(first - wanted[0, 0]).max() < bound(wanted)
+    assert np.abs(rest - wanted[1:]).max(initial=0.0) < bound(wanted)
+
+
+def check(config: DrafterConfig, seed: int, n_context: int = 19) -> None:
+    drawn = Drawn.from_seed(config, seed, n_context)
+    block, results = reference_block(drawn), run(drawn)
+    if config.kind == "dspark":
+        check_markov(drawn, block, results)
+    elif config.kind == "dflash2":
+        check_selector(drawn, block, results)
+    else:
+        check_top(results["top"], block.logits)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("option", OPTIONS)
+def test_block_equals_the_reference(kind: str, option: str) -> None:
+    """Every option with every kind: ids, log-probabilities, and what the kind's heads add."""
+    check(replace(KINDS[kind], **OPTIONS[option]), seed=len(option))
+
+
+@pytest.mark.parametrize("n_context", [1, 5, 6, 7, 12, 24])
+def test_window_at_its_edges(n_context: int) -> None:
+    """Contexts shorter than, equal to, and several times the window of 6."""
+    check(replace(DFLASH, **SLIDING), seed=n_context, n_context=n_context)
+
+
+def test_a_window_changes_the_block() -> None:
+    """A sliding layer run dense would pass unnoticed if the test data could not tell."""
+    dense, sliding = (Drawn.from_seed(replace(DFLASH, **o), 3, 19) for o in ({}, SLIDING))
+
+    assert np.abs(reference_block(dense).logits - reference_block(sliding).logits).max() > 0.1
+
+
+@pytest.mark.parametrize(("taps", "group_size"), [(1, 8), (2, 1), (3, 32), (4, 16), (7, 4)])
+def test_convolution_sizes(taps: int, group_size: int) -> None:
+    """One tap to more taps than slots; one group to one group a channel."""
+    check(replace(DFLASH2, conv_taps=taps, conv_group_size=group_size), seed=taps)
+
+
+@pytest.mark.parametrize("changes", [{"sample_from_anchor": False}, {"has_confidence_bias": False}])
+def test_dspark_variants(changes: dict[str, bool]) -> None:
+    """Slot 0 that does not predict; a confidence head without bias."""
+    check(replace(DSPARK, **changes), seed=2)
+
+
+def test_a_chain_needs_no_candidates() -> None:
+    """With one token a slot nothing is computed for trees, and nothing changes."""
+    drawn = Drawn.from_seed(DSPARK, 5, 11)
+    alone, wide = run(drawn, top_k=1), run(drawn, top_k=4)
+
+    assert sorted(alone) == ["chain", "confidence"]
+    assert alone["chain"][:, 0].tolist() == wide["chain"][:, 0].tolist()
+    assert np.array_equal(alone["confidence"], wide["confidence"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_threads_change_no_bit(kind: str) -> None:
+    drawn = Drawn.from_seed(KINDS[kind], 8, 33)
+    one, two = run(drawn), run(drawn, n_threads=2)
+
+    assert all(np.array_equal(one[name], two[name]) for name in one)
+
+
+@pytest.mark.parametrize(("kv_type", "error"), [(F16, 2e-2), (Q8_0, 0.3)])
+def test_smaller_caches(kv_type: Any, error: float) -> None:
+    """Ten bits of mantissa, and 8-bit blocks: log-probabilities move by about as much as keys and values do."""
+    config = replace(DFLASH, head_dim=32, rope_dims=32, n_heads=2, n_heads_kv=1)
+    drawn = Drawn.from_seed(config, 4, 40)
+    ids, values = ids_and_values(run(drawn, top_k=8, kv_type=kv_type)["top"])
+    wanted = np.take_along_axis(heads.log_softmax(reference_block(drawn).logits), ids, axis=1)
+
+    assert np.abs(values - wanted).max() < error
+
+
+class Conv:
+    """The convolution alone: inputs x and y (n, n_embd), output convolve(y, weights(x), side)."""
+
+    def __init__(self, n: int, n_embd: int, taps: int, group_size: int, side: int) -> None:
+        self.backend = Backend(choose_device("cpu"), 1)
+        self.graph = Graph(GraphArena(self.backend), 64)
+        n_rows = 2 * taps * (n_embd // group_size)
+        sizes = {"x": [n_embd, n], "y": [n_embd, n], "projection": [n_embd, n_rows], "base": [n_embd, taps, 2]}
+        self.inputs: dict[str, Tensor] = {name: self.graph.input(F32, ne, name) for name, ne in sizes.items()}
+        weights = dflash2.conv_weights(
+            self.graph, self.inputs["x"], self.inputs["projection"], self.inputs["base"], group_size
+        )
+        self.out = self.graph.output(dflash2.convolve(self.graph, self.inputs["y"], weights, side))
+        self.graph.place()
+
+    def run(self, **arrays: np.ndarray) -> np.ndarray:
+        for name, array in arrays.items():
+            self.inputs[name].set(np.ascontiguousarray(array, dtype=np.float32))
+        self.graph.run()
+        return self.out.get()
+
+
+@pytest.mark.parametrize("side", [0, 1])
+@pytest.mark.parametrize(("taps", "group_size", "n"), [(2, 4, 6), (3, 2, 2), (4, 12, 9), (1, 1, 1)])
+def test_convolution_alone(side: int, taps: int, group_size: int, n: int) -> None:
+    """Random operands; the rounding of 12-term sums."""
+    rng = np.random.default_rng(taps)
+    shapes = {"x": (n, 12), "y": (n, 12), "projection": (2 * taps * 12 // group_size, 12), "base": (2, taps, 12)}
+    arrays = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    weights = heads.conv_weights(arrays["x"], arrays["projection"], arrays["base"], group_size)
+    wanted = heads.convolve(arrays["y"].astype(np.float64), weights, side)
+
+    assert np.abs(Conv(n, 12, taps, group_size, side).run(**arrays) - wanted).max() < bound(wanted)
+
+
+@pytest.mark.parametrize("side", [0, 1])
+@pytest.mark.parametrize("tap", [0, 1, 2])
+def test_tap_order(side: int, tap: int) -> None:
+    """With one learned weight set to 1, tap t shifts the block by t slots: exact, so memory order cannot be off."""
+    base = np.zeros((2, 3, 12), np.float32)
+    base[side, tap] = 1
+    y = np.arange(5 * 12, dtype=np.float32).reshape(5, 12) + 1
+    out = Conv(5, 12, 3, 4, side).run(x=y, y=y, projection=np.zeros((2 * 3 * 3, 12)), base=base)
+
+    assert np.array_equal(out[tap:], y[: 5 - tap]) and not out[:tap].any()
+
+
+@pytest.mark.parametrize("side", [0, 1])
+@pytest.mark.parametrize("tap", [0, 1, 2])
+@pytest.mark.parametrize("group", [0, 2])
+def test_computed_weight_order(side: int, tap: int, group: int) -> None:
+    """Row (side, tap, group) of the projection weighs that tap of that group's channels, at that side only."""
+    projection = np.zeros((2, 3, 3, 12), np.float32)
+    projection[side, tap, group, 0] = 1  # the weight is channel 0 of x
+    x, y = np.zeros((5, 12), np.float32), np.ones((5, 12), np.float32)
+    x[:, 0] = np.arange(5) + 1
+    sides = [Conv(5, 12, 3, 4, s).run(x=x, y=y, projection=projection, base=np.zeros((2, 3, 12))) for s in (0, 1)]
+    wanted = np.zeros((5, 12))
+    wanted[tap:, 4 * group : 4 * group + 4] = x[tap:, :1]
+
+    assert np.array_equal(sides[side], wanted) and not sides[1 - side].any()

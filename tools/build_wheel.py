@@ -33,7 +33,9 @@ def flavour_names() -> list[str]:
 def build(out: Path) -> Path:
     """The new wheel in `out`."""
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(out)]
-    subprocess.check_call([*command, "-C", "cmake.define.PYGGML_SPEC_FLAVOURS=all", str(ROOT)])
+    # A folder of its own: the choice of flavours would stay in the cache of the usual one.
+    settings = ["-C", "cmake.define.PYGGML_SPEC_FLAVOURS=all", "-C", "build-dir=build/all-flavours"]
+    subprocess.check_call([*command, *settings, str(ROOT)])
     return max(out.glob("pyggml_spec-*.whl"), key=lambda path: path.stat().st_mtime)
 
 

@@ -1,10 +1,12 @@
-"""Build and install the extension again after a source changed, for an editable install: python tools/rebuild.py.
+"""Build and install the extension again after a source changed, for an editable install: python tools/rebuild.py [-j2].
 
-Seconds instead of a whole `pip install -e .`. The running interpreter must be the one that the package is installed in.
+Takes seconds. Needs one `pip install --no-build-isolation -e .` before, in the environment whose Python runs this:
+a build in an isolated environment leaves nothing behind that could be called again.
 """
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import sysconfig
@@ -13,16 +15,24 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 
+def build_folder() -> Path | None:
+    """The configured build folder whose CMake still exists."""
+    for cache in (ROOT / "build").glob("cp*/CMakeCache.txt"):
+        cmake = re.search(r"CMAKE_COMMAND:INTERNAL=(.+)", cache.read_text())
+        if cmake and Path(cmake[1]).exists():
+            return cache.parent
+    return None
+
+
 def main() -> int:
     """Exit status of the build."""
-    folders = sorted((ROOT / "build").glob("editable-*/CMakeCache.txt"))
-    if len(folders) != 1:
-        print(f"{len(folders)} editable builds in {ROOT / 'build'}, not one: run pip install -e .", file=sys.stderr)
+    folder = build_folder()
+    if folder is None:
+        print(f"no usable build in {ROOT / 'build'}: run pip install --no-build-isolation -e .", file=sys.stderr)
         return 1
-    folder = str(folders[0].parent)
     target = sysconfig.get_path("platlib")
-    build = ["cmake", "--build", folder, *sys.argv[1:]]
-    install = ["cmake", "--install", folder, "--prefix", target, "--component", "pyggml_spec"]
+    build = ["cmake", "--build", str(folder), *sys.argv[1:]]
+    install = ["cmake", "--install", str(folder), "--prefix", target, "--component", "pyggml_spec"]
     return subprocess.call(build) or subprocess.call(install, stdout=subprocess.DEVNULL)
 
 

@@ -54,6 +54,7 @@ class Engine:
         kv_type_v: str = "f16",
         max_width: int = 32,
         n_parallel: int = 1,
+        exact: bool = False,
         on_progress: Progress | None = None,
     ) -> Engine:
         """Load a target GGUF and its drafter GGUF; without arguments the embedded pair.
@@ -64,6 +65,11 @@ class Engine:
             kv_type_k, kv_type_v: types of cached keys and values: f32, f16 or q8_0.
             max_width: most nodes of a verify, the anchor included.
             n_parallel: sessions that may be open at a time, each with n_ctx tokens of cache.
+            exact: what is generated depends on the tokens alone, bit for bit, never on how many were computed together:
+                the same with and without speculation, for cached prompts and after recovered faults. Without it, a
+                device or type whose products add up differently by width may decide near-ties differently. Costs a
+                few trial calls at loading; after that calls are padded to the widths that the trial found exact
+                (max_width at worst) and prompts are read max_width tokens at a time.
             on_progress: called with (bytes loaded, bytes in all).
 
         Raises:
@@ -79,7 +85,7 @@ class Engine:
         kv_types = KvTypes(type_by_name(kv_type_k), type_by_name(kv_type_v))
         with ExitStack() as stack:
             pair = open_pair(stack, target_path, drafter_path)
-            limits = TargetLimits(pair.choose_n_ctx(n_ctx), n_parallel, max_width)
+            limits = TargetLimits(pair.choose_n_ctx(n_ctx), n_parallel, max_width, exact=exact)
             backend = stack.enter_context(Backend(choose_device(device), n_threads))
             loaded = load_target(stack, backend, pair, limits, kv_types, on_progress)
             drafting = load_drafter(stack, loaded, pair, kv_types, on_progress) if drafter_path else None

@@ -93,6 +93,16 @@ class Tensor:
         lib.ggml_backend_tensor_get(self.ptr, ffi.from_buffer(out), offset_bytes, n_bytes)
         return out
 
+    def zero(self, offset_bytes: int, n_bytes: int) -> None:
+        """Zero a part on the device; raises ShapeError when it reaches beyond the tensor."""
+        self._require_memory()
+        if offset_bytes < 0 or n_bytes < 0 or offset_bytes + n_bytes > self.n_bytes:
+            raise ShapeError(
+                f"zeroing {n_bytes} bytes at offset {offset_bytes} leaves tensor '{self.name}' of {self.n_bytes} bytes"
+            )
+        if n_bytes:
+            lib.ggml_backend_tensor_memset(self.ptr, 0, offset_bytes, n_bytes)
+
     def _require_memory(self) -> None:
         if self._has_memory:
             return

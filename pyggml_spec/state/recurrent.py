@@ -7,7 +7,7 @@ bank. Accepting a path makes its rows pending and flips the banks: nothing is co
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -64,22 +64,39 @@ class RecurrentState:
 
     @property
     def state_bytes(self) -> int:
-        """Memory of the durable states and windows: what ONE snapshot per sequence would take."""
-        return sum(t.n_bytes for layer in self.layers.values() for t in (layer.state, layer.window))
+        """Memory of the durable states and windows: what ONE snapshot per sequence takes."""
+        return sum(t.n_bytes for t in self._durable())
+
+    @property
+    def dense_bytes(self) -> int:
+        """Memory that a state per node would take where the banks keep factors: the usual way to undo a draft."""
+        return self.n_rows * self.state_bytes
+
+    def _durable(self) -> Iterator[Tensor]:
+        for layer in self.layers.values():
+            yield from (layer.state, layer.window)
 
     def clear_slot(self, slot: int) -> None:
         """Zero the durable state and window of one sequence."""
-        for layer in self.layers.values():
-            for tensor in (layer.state, layer.window):
-                n_bytes = tensor.n_bytes // self.n_slots
-                tensor.set(np.zeros(n_bytes, np.uint8), slot * n_bytes)
+        for tensor in self._durable():
+            n_bytes = tensor.n_bytes // self.n_slots
+            tensor.zero(slot * n_bytes, n_bytes)
+
+    def copy_slot(self, slot: int) -> list[np.ndarray]:
+        """Durable states and windows of one sequence on the host: (n_bytes,) uint8 each, state before window."""
+        parts = ((tensor, tensor.n_bytes // self.n_slots) for tensor in self._durable())
+        return [tensor.read(slot * n_bytes, n_bytes) for tensor, n_bytes in parts]
+
+    def write_slot(self, slot: int, copies: Sequence[np.ndarray]) -> None:
+        """The reverse of `copy_slot`, into any slot."""
+        for tensor, copy in zip(self._durable(), copies, strict=True):
+            tensor.set(copy, slot * copy.nbytes)
 
     def hashes(self, slot: int) -> list[str]:
         """One digest per recurrent layer of the durable state and window of `slot` (tests compare runs with it)."""
-        return [
-            hashlib.sha256(layer.state.get()[slot].tobytes() + layer.window.get()[slot].tobytes()).hexdigest()[:16]
-            for layer in self.layers.values()
-        ]
+        copies = self.copy_slot(slot)
+        pairs = zip(copies[::2], copies[1::2], strict=True)
+        return [hashlib.sha256(state.tobytes() + window.tobytes()).hexdigest()[:16] for state, window in pairs]
 
     def close(self) -> None:
         """Free the device memory; safe to call twice."""

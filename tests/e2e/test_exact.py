@@ -1,0 +1,112 @@
+"""Exact mode: what is generated depends on the tokens alone, also where products add up differently by width."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyggml_spec import Engine, assets
+from pyggml_spec.decode.exact import find_exact_widths
+from pyggml_spec.decode.round import SpecOptions
+from pyggml_spec.decode.target_sequence import NativeTargetSequence
+from pyggml_spec.errors import DeviceError
+from pyggml_spec.tree.build import TreeOptions
+from pyggml_spec.tree.draft_tree import DraftTree
+
+from .conftest import DATA, load
+
+pytestmark = pytest.mark.native
+
+Q4_K_M = DATA / "minnow-q4_k_m.gguf"
+CHAIN, TREE, OFF = SpecOptions("chain"), SpecOptions("tree", tree=TreeOptions(budget=22)), SpecOptions("off")
+
+
+@pytest.fixture(scope="module")
+def exact() -> Iterator[Engine]:
+    """A target in q4_k_m, whose CPU products have one kernel for few columns and another for many."""
+    with load(Q4_K_M, assets.embedded_drafter_path(), n_ctx=512, exact=True) as engine:
+        yield engine
+
+
+def generate(engine: Engine, prompt: str, options: SpecOptions, n_tokens: int) -> tuple[list[int], list[str]]:
+    """Greedy tokens, and the recurrent state behind them."""
+    session = engine.open_session()
+    try:
+        for _ in session.generate(engine.tokenizer.encode(prompt), spec=options, max_tokens=n_tokens):
+            pass
+        return session.tokens, session.target.state_hashes()
+    finally:
+        session.close()
+
+
+@pytest.mark.parametrize("options", [CHAIN, TREE, SpecOptions("tree", tree=TreeOptions(budget=3))], ids=str)
+def test_speculation_changes_no_bit(exact: Engine, prompts: list[str], options: SpecOptions) -> None:
+    """Tokens and recurrent state of q4_k_m after speculating equal those after plain decoding."""
+    for prompt in prompts[::8]:
+        assert generate(exact, prompt, options, 96) == generate(exact, prompt, OFF, 96), prompt
+
+
+def test_only_exact_widths_are_run(exact: Engine, prompts: list[str]) -> None:
+    """Plain rounds are padded too, and prompts are read by the same graphs."""
+    generate(exact, prompts[0], OFF, 4)
+    widths = {width for _, width, head, _ in exact.target._graphs if head == "top"}
+
+    assert widths
+    assert widths <= set(exact.target.exact_widths)
+    assert not any(head == "none" for _, _, head, _ in exact.target._graphs)
+
+
+def test_prompt_reading_equals_decoding(exact: Engine) -> None:
+    """Tokens read in chunks leave the state that the same tokens leave one by one: a rebuilt session is the same."""
+    ids = [int(i) for i in np.random.default_rng(3).integers(5, 8000, size=75)]
+    session = exact.open_session()
+    sequence = session.target
+    sequence.prefill(ids)
+    wanted = sequence.state_hashes()
+    sequence.reset()
+    for token_id in ids:
+        sequence.verify(DraftTree.root(token_id))
+        sequence.accept([0])
+    found = sequence.state_hashes()
+    session.close()
+
+    assert found == wanted
+
+
+@pytest.mark.parametrize("max_width", [8, 13])
+def test_narrow_engines_agree_among_themselves(prompts: list[str], max_width: int) -> None:
+    """`max_width` bounds the cost: everything is padded to it at most."""
+    with load(Q4_K_M, assets.embedded_drafter_path(), n_ctx=256, exact=True, max_width=max_width) as engine:
+        assert engine.target.exact_widths[-1] == max_width
+        assert generate(engine, prompts[3], CHAIN, 64) == generate(engine, prompts[3], OFF, 64)
+
+
+@pytest.mark.parametrize("file", [assets.embedded_target_path(), DATA / "minnow-f16.gguf"], ids=["q8_0", "f16"])
+def test_cpu_products_of_f16_and_q8_0_do_not_depend_on_the_width(file: Any) -> None:
+    """What the default mode promises on a CPU without exact mode: no padding is needed for these types."""
+    with load(file, None, n_ctx=64) as engine:
+        assert find_exact_widths(engine.target) == (1, 2, 4, 8, 12, 16, 24, 32)
+
+
+def test_rows_that_depend_on_their_column_are_refused(exact: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device where even equal widths disagree has no exact mode, and says so."""
+    honest = NativeTargetSequence.trial
+
+    def skewed(self: NativeTargetSequence, built: Any, tree: DraftTree) -> np.ndarray:
+        return honest(self, built, tree) + 1e-3 * np.arange(built.n_columns, dtype=np.float32)[:, None]
+
+    monkeypatch.setattr(NativeTargetSequence, "trial", skewed)
+    with pytest.raises(DeviceError, match="at width 32 a row's bits depend on its column"):
+        find_exact_widths(exact.target)
+
+
+def test_a_trial_leaves_nothing_behind(exact: Engine) -> None:
+    """The slot is free again, with all of its cells."""
+    n_free = exact.target.state.kv.pool.n_free
+    find_exact_widths(exact.target)
+
+    assert exact.target.state.kv.pool.n_free == n_free
+    exact.open_session().close()

@@ -1,4 +1,4 @@
-"""A DFlash drafter on a device, and its sequences: each follows one target sequence through its captured features."""
+"""A drafter on a device, and its sequences: each follows one target sequence through its captured features."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pyggml_spec.decode.draft_block import read_block, shorten
 from pyggml_spec.decode.protocols import DraftBlock
-from pyggml_spec.decode.target import NativeTargetSequence
+from pyggml_spec.decode.target_sequence import NativeTargetSequence
 from pyggml_spec.errors import OptionError
 from pyggml_spec.ggml import Backend, Graph, GraphArena, spec_ops
 from pyggml_spec.gguf_io.weights import Weights
@@ -54,11 +55,16 @@ class Drafter:
             types=kv_types,
         )
         self.state = dflash.DrafterState(kv, features)
-        self._graphs: dict[tuple[int, int], dflash.DrafterGraph] = {}
+        self.draft_to_target = weights["d2t"].get().reshape(-1) if "d2t" in weights else None  # (n_rows,) int32
+        self.n_anchor_ids = dflash.n_anchor_ids(config, tables)
+        self._graphs: dict[tuple[int, ...], dflash.DrafterGraph] = {}
 
     def graph(self, n_inject: int, top_k: int) -> dflash.DrafterGraph:
-        """The graph that injects so many rows and drafts a block (top_k > 0), built at its first use."""
-        key = (n_inject, top_k)
+        """The graph that injects so many rows and drafts a block (top_k > 0), built at its first use.
+
+        Graphs belong to the weights they were built on: of a reload's they know nothing, wherever it landed.
+        """
+        key = (n_inject, top_k, self.weights.generation, self._tables.generation)
         built = self._graphs.get(key)
         if built is None or built.graph.is_stale:
             graph = Graph(self._arena, dflash.n_graph_nodes(self.config))
@@ -109,16 +115,18 @@ class NativeDrafterSequence:
         """Propose `n_draft` positions after the anchor, best `top_k` tokens each."""
         if not 1 <= n_draft <= self.draft_horizon:
             raise OptionError(f"this drafter proposes 1 to {self.draft_horizon} tokens a block, asked for {n_draft}")
-        block_size = self._drafter.config.draft_block_size
-        if len(self._features.unread) > block_size:
+        if not 0 <= anchor_id < self._drafter.n_anchor_ids:  # an id that only pads the target's vocabulary
+            return DraftBlock(np.zeros((0, top_k), np.int32), np.zeros((0, top_k), np.float32))
+        n_inject = self.draft_horizon + 1  # a round commits no more
+        if len(self._features.unread) > n_inject:
             self.catch_up()
-        built = self._drafter.graph(block_size, top_k)
+        built = self._drafter.graph(n_inject, top_k)
         self._fill_injection(built, len(self._features.unread))
         self._fill_block(built, anchor_id)
         built.inputs.upload()
         built.graph.run()
-        result = built.result.get()[:n_draft]
-        return _to_block(result, top_k)
+        results = {name: tensor.get() for name, tensor in built.results.items()}
+        return shorten(read_block(results, anchor_id, top_k, self._drafter.draft_to_target), n_draft)
 
     def reset(self) -> None:
         """Forget the whole context."""
@@ -155,8 +163,3 @@ class NativeDrafterSequence:
         nodes[: spec_ops.NODES_HEADER] = (spec_ops.NODES_VERSION, n, first, self._target.slot)
         nodes[spec_ops.NODES_HEADER :: 2] = self._block.cells
         nodes[spec_ops.NODES_HEADER + 1 :: 2] = np.arange(-1, n - 1)
-
-
-def _to_block(result: np.ndarray, top_k: int) -> DraftBlock:
-    """Split rows of (2k,) words into ids (n, k) and log-probabilities (n, k)."""
-    return DraftBlock(result[:, :top_k], result[:, top_k:].view(np.float32))

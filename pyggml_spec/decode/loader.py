@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pyggml_spec.decode.drafter import Drafter, DrafterLimits
 from pyggml_spec.decode.target import Target, TargetLimits
-from pyggml_spec.errors import ModelFileError, OptionError
+from pyggml_spec.errors import OptionError
 from pyggml_spec.ggml import Backend
 from pyggml_spec.gguf_io.dialects import canonical_tensors
 from pyggml_spec.gguf_io.drafter import drafter_tensors, read_drafter_config
@@ -62,15 +62,7 @@ def open_pair(stack: ExitStack, target_path: Path, drafter_path: Path | None) ->
     drafter_file = stack.enter_context(open_gguf(drafter_path))
     drafter_config = read_drafter_config(drafter_file)
     check_drafter_fits(drafter_config, find_vocabulary(drafter_file), config, tokenizer.vocabulary)
-    _refuse_unsupported(drafter_config, drafter_path)
     return OpenPair(file, config, tokenizer, drafter_file, drafter_config)
-
-
-def _refuse_unsupported(config: DrafterConfig, path: Path) -> None:
-    if config.kind != "dflash":
-        raise ModelFileError(f"'{path}' is a {config.kind} drafter, which is not supported yet; use a dflash drafter")
-    if config.has_reduced_vocabulary:
-        raise ModelFileError(f"'{path}' has a reduced vocabulary (d2t), which is not supported yet")
 
 
 def load_target(
@@ -124,10 +116,11 @@ def load_drafter(
 def _shared_tables(target: Target, config: DrafterConfig, own: Weights) -> dflash.SharedTables:
     embeddings = target.weights["token_embd.weight"]
     head = embeddings if target.config.tied_embeddings else target.weights["output.weight"]
-    return dflash.SharedTables(
-        own["token_embd.weight"] if config.has_own_embeddings else embeddings,
-        own["output.weight"] if config.has_own_head else head,
-    )
+    if config.has_own_embeddings:  # which serve as the head too when the file has no other
+        embeddings = head = own["token_embd.weight"]
+    if config.has_own_head:
+        head = own["output.weight"]
+    return dflash.SharedTables(embeddings, head, target.weights.generation)
 
 
 def _shifted(report: Progress | None, n_before: int, n_all: int) -> Progress | None:

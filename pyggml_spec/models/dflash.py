@@ -60,10 +60,6 @@ class DrafterGraph:
     n_inject: int
     results: dict[str, Tensor] = field(default_factory=dict)
 
-    @property
-    def result(self) -> Tensor | None:
-        return self.results.get("top")
-
 
 @dataclass(frozen=True)
 class _Build:

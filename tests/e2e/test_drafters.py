@@ -1,0 +1,179 @@
+"""DSpark and DFlash2 drafters on the small target: golden blocks, the same greedy text, prefix-conditioned trees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from reference import heads
+from reference.model_files import write_f32_drafter
+
+from pyggml_spec import Engine, assets
+from pyggml_spec.decode.protocols import DraftBlock
+
+from .conftest import DATA, load
+
+pytestmark = pytest.mark.native
+
+# f32 arithmetic in another order: found are 2e-5 on log-probabilities (of logits up to 30) and 4e-7 on confidences.
+LOGPROB_ERROR, CONFIDENCE_ERROR = 1e-4, 4e-6
+FILES = {
+    "dflash": assets.embedded_drafter_path(),
+    "dspark": DATA / "minnow-dspark-q8_0.gguf",
+    "dflash2": DATA / "minnow-dflash2-q8_0.gguf",
+}
+Blocks = list[tuple[dict[str, Any], DraftBlock]]
+
+
+def f32_engine_of(kind: str, target: Path, folder: Path) -> Engine:
+    """The f32 target with a drafter straight from its checkpoint."""
+    drafter = write_f32_drafter(DATA / f"minnow-{kind}", FILES[kind], folder / f"minnow-{kind}-f32.gguf")
+    return load(target, drafter)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("drafters")
+
+
+@pytest.fixture(scope="module")
+def dspark(f32_files: tuple[Path, Path], folder: Path) -> Iterator[Engine]:
+    """Everything in f32, DSpark drafter."""
+    with f32_engine_of("dspark", f32_files[0], folder) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def dflash2(f32_files: tuple[Path, Path], folder: Path) -> Iterator[Engine]:
+    """Everything in f32, DFlash2 drafter."""
+    with f32_engine_of("dflash2", f32_files[0], folder) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module", params=["dspark", "dflash2"])
+def engine_of_kind(request: pytest.FixtureRequest) -> Engine:
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(scope="module", params=FILES)
+def q8_engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    """The embedded target with each q8_0 drafter in turn."""
+    with load(assets.embedded_target_path(), FILES[request.param]) as engine:
+        yield engine
+
+
+def first_blocks(engine: Engine, golden: list[dict[str, Any]], top_k: int) -> Blocks:
+    """Every reference prompt with the block after its first generated token."""
+    found = []
+    for prompt in golden:
+        session = engine.open_session()
+        session.target.prefill(prompt["ids"])
+        anchor = prompt["blocks"][engine.drafter.config.kind]["anchor"]
+        found.append((prompt, session.drafter.draft(anchor, n_draft=7, top_k=top_k)))
+        session.close()
+    return found
+
+
+@pytest.fixture(scope="module")
+def markov_blocks(dspark: Engine, golden: list[dict[str, Any]]) -> Blocks:
+    return first_blocks(dspark, golden, top_k=5)
+
+
+@pytest.fixture(scope="module")
+def selector_blocks(dflash2: Engine, golden: list[dict[str, Any]]) -> Blocks:
+    return first_blocks(dflash2, golden, top_k=8)
+
+
+def test_markov_chain_equals_the_reference(markov_blocks: Blocks) -> None:
+    """The chain, the best 5 of each of its positions, and their log-probabilities over the whole vocabulary."""
+    for prompt, block in markov_blocks:
+        logits = prompt["arrays"]["dspark_logits"].astype(np.float64)
+        best = np.argsort(-logits, axis=1, kind="stable")[:, :5]
+        wanted = np.take_along_axis(heads.log_softmax(logits), best, axis=1)
+
+        assert block.ids[:, 0].tolist() == prompt["blocks"]["dspark"]["drafted"]
+        assert block.ids.tolist() == best.tolist()
+        assert np.abs(block.logprobs - wanted).max() < LOGPROB_ERROR
+
+
+def test_confidence_equals_the_reference(markov_blocks: Blocks) -> None:
+    for prompt, block in markov_blocks:
+        assert np.abs(block.confidence - prompt["arrays"]["dspark_confidence"]).max() < CONFIDENCE_ERROR
+
+
+def test_selector_path_equals_the_reference(selector_blocks: Blocks) -> None:
+    for prompt, block in selector_blocks:
+        assert block.ids[:, 0].tolist() == prompt["blocks"]["dflash2"]["drafted"]
+
+
+def test_selector_scores_equal_the_reference(selector_blocks: Blocks) -> None:
+    """After every predecessor: the same candidates, and scores equal up to the normaliser of the row."""
+    for prompt, block in selector_blocks:
+        candidates, scores = prompt["arrays"]["dflash2_candidates"].astype(int), prompt["arrays"]["dflash2_scores"]
+        for slot in range(7):
+            for p in range(8 if slot else 1):
+                prefix = [prompt["blocks"]["dflash2"]["anchor"]]
+                if slot:
+                    prefix += [0] * (slot - 1) + [int(candidates[slot - 1, p])]
+                ids, logprobs = block.source(prefix, slot + 1)
+                difference = np.array(logprobs) - scores[slot, p]
+
+                assert ids == candidates[slot].tolist()
+                assert np.ptp(difference) < LOGPROB_ERROR
+
+
+def test_selector_base_logits_equal_the_reference(dflash2: Engine, golden: list[dict[str, Any]]) -> None:
+    """Candidates are the best 8 of the logits before the selector."""
+    for prompt, block in first_blocks(dflash2, golden[:1], top_k=8):
+        wanted = np.argsort(-prompt["arrays"]["dflash2_base"], axis=1, kind="stable")[:, :8]
+
+        assert [sorted(row) for row in block.ids.tolist()] == [sorted(row) for row in wanted.tolist()]
+
+
+@pytest.mark.parametrize("spec", ["chain", "tree"])
+def test_drafts_change_no_token(q8_engine: Engine, prompts: list[str], spec: str) -> None:
+    """Eight prompts x 96 greedy tokens for each drafter."""
+    for prompt in prompts[::5]:
+        plain, drafted = (
+            q8_engine.generate(prompt, max_tokens=96, ignore_eos=True, spec=mode) for mode in ("off", spec)
+        )
+
+        assert drafted.tokens == plain.tokens, prompt
+        assert drafted.stats["spec"]["engaged"]
+
+
+@pytest.mark.parametrize("spec", ["chain", "tree"])
+def test_drafts_change_no_token_in_f32(engine_of_kind: Engine, prompts: list[str], spec: str) -> None:
+    for prompt in prompts[2::10]:
+        plain, drafted = (
+            engine_of_kind.generate(prompt, max_tokens=96, ignore_eos=True, spec=mode) for mode in ("off", spec)
+        )
+
+        assert drafted.tokens == plain.tokens, prompt
+
+
+def test_a_tree_accepts_what_its_chain_would(q8_engine: Engine, prompts: list[str]) -> None:
+    """The greedy chain is part of every tree: fewer rounds, or as many."""
+    for prompt in prompts[3::12]:
+        chain, tree = (q8_engine.generate(prompt, max_tokens=96, ignore_eos=True, spec=s) for s in ("chain", "tree"))
+
+        assert tree.stats["acceptance_length"] >= chain.stats["acceptance_length"]
+
+
+@pytest.mark.parametrize("n_draft", [1, 3, 7])
+def test_shorter_drafts_are_the_beginning_of_longer_ones(
+    engine_of_kind: Engine, golden: list[dict[str, Any]], n_draft: int
+) -> None:
+    """Asking for fewer positions changes none of them."""
+    session = engine_of_kind.open_session()
+    session.target.prefill(golden[0]["ids"])
+    whole, part = (session.drafter.draft(258, n_draft=n, top_k=3) for n in (7, n_draft))
+    session.close()
+
+    assert part.ids.tolist() == whole.ids[:n_draft].tolist()
+    assert part.logprobs.tolist() == whole.logprobs[:n_draft].tolist()
+    if whole.confidence is not None:
+        assert part.confidence.tolist() == whole.confidence[:n_draft].tolist()

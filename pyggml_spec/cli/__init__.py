@@ -15,10 +15,12 @@ from typing import Any
 import click
 
 from ..errors import PyggmlSpecError
+from .convert import convert
 from .devices import devices
 from .doctor import doctor
 from .inspect import inspect
 from .interrupt import EXIT_INTERRUPTED
+from .quantize import quantize
 from .run import run
 
 EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE
@@ -78,7 +80,7 @@ def main() -> None:
     """
 
 
-for _command in (run, inspect, devices, doctor):
+for _command in (run, inspect, convert, quantize, devices, doctor):
     main.add_command(_command)
 
 __all__ = ["main"]

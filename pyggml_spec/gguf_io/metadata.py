@@ -76,6 +76,14 @@ class Metadata(Mapping[str, Any]):
                 f"key '{key}' of '{self.file}' is not UTF-8 text; {self.written_by} writes it"
             ) from None
 
+    def stored_value(self, key: str) -> bytes:
+        """The value of an existing key as the file has it, type number first: for writing it elsewhere unchanged."""
+        field = self._fields[key]
+        if isinstance(field, MetadataArray):
+            head = struct.pack("<IIQ", gguf.GGUFValueType.ARRAY, field.item_type, field.n_items)
+            return head + field.payload.tobytes()
+        return b"".join(part.tobytes() for part in field.parts[2:])  # after the key's length and text
+
     @property
     def written_by(self) -> str:
         """The program that writes files of this architecture, for error messages."""

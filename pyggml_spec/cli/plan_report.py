@@ -1,0 +1,60 @@
+"""What `convert` and `quantize` say of the file they plan or have written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .render import align, format_bytes
+
+if TYPE_CHECKING:
+    from ..convert.output_file import OutputFile
+
+
+def describe_plan(file: OutputFile, path: Path, notes: Iterable[str], *, written: bool) -> dict[str, Any]:
+    """The plan as a document: sizes, types, tensors, what is worth knowing."""
+    types: dict[str, dict[str, int]] = {}
+    for tensor in file.tensors:
+        row = types.setdefault(tensor.type.name, {"tensors": 0, "parameters": 0, "bytes": 0})
+        row["tensors"] += 1
+        row["parameters"] += tensor.n_values
+        row["bytes"] += tensor.n_bytes
+    return {
+        "file": str(path),
+        "written": written,
+        "n_tensors": len(file.tensors),
+        "n_parameters": sum(tensor.n_values for tensor in file.tensors),
+        "n_bytes": file.n_bytes,
+        "types": types,
+        "notes": list(notes),
+        "tensors": [
+            {"name": tensor.name, "ne": list(tensor.ne), "type": tensor.type.name, "bytes": tensor.n_bytes}
+            for tensor in file.tensors
+        ],
+    }
+
+
+def render_plan(report: dict[str, Any], what: str) -> str:
+    """The document for people: one line on the file, one per type; tensors only while nothing is written."""
+    verb = "wrote" if report["written"] else "would write"
+    head = (
+        f"{verb} {report['file']}: {what}, {report['n_parameters']:,} parameters, {report['n_tensors']} tensors, "
+        f"{format_bytes(report['n_bytes'])}"
+    )
+    types = align(
+        (f"  {name}", f"{row['tensors']} tensors", f"{row['parameters']:,} parameters", format_bytes(row["bytes"]))
+        for name, row in report["types"].items()
+    )
+    parts = [head, types]
+    if not report["written"]:
+        parts.append(align((f"  {t['name']}", t["type"], " x ".join(map(str, t["ne"]))) for t in report["tensors"]))
+    return "\n".join(parts)
+
+
+def echo_notes(notes: Iterable[str]) -> None:
+    """What is worth knowing goes to stderr, so that a pipe gets the report only."""
+    for note in notes:
+        click.echo(f"note: {note}", err=True)

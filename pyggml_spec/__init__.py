@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pyggml_spec.errors import (
     ContextLimitError,
     DeviceError,
+    FatalDeviceError,
     ModelFileError,
     NativeLibraryError,
     OptionError,
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
     from pyggml_spec.decode.engine import Engine
 
 __all__ = [
-    "Completion", "ContextLimitError", "DeviceError", "Engine", "ModelFileError", "NativeLibraryError", "OptionError",
-    "Piece", "PyggmlSpecError", "ShapeError", "Stream", "__version__",
+    "Completion", "ContextLimitError", "DeviceError", "Engine", "FatalDeviceError", "ModelFileError",
+    "NativeLibraryError", "OptionError", "Piece", "PyggmlSpecError", "ShapeError", "Stream", "__version__",
 ]  # fmt: skip
 
 _LAZY = {

@@ -31,3 +31,7 @@ class ContextLimitError(PyggmlSpecError):
 
 class DeviceError(PyggmlSpecError):
     """A device cannot be used, ran out of memory, or failed in the middle of a call."""
+
+
+class FatalDeviceError(DeviceError):
+    """A device failed again right after a failure: nothing on it can be trusted, and its engine refuses more work."""

@@ -14,6 +14,7 @@ from pyggml_spec.ggml import Backend, Graph, GraphArena, spec_ops
 from pyggml_spec.gguf_io.weights import Weights
 from pyggml_spec.models import dflash
 from pyggml_spec.records import DrafterConfig
+from pyggml_spec.state.cells import CellHold
 from pyggml_spec.state.features import FeatureRing
 from pyggml_spec.state.kv_cells import KvCache, KvTypes, SequenceCells
 
@@ -131,6 +132,14 @@ class NativeDrafterSequence:
     def reset(self) -> None:
         """Forget the whole context."""
         self._cells.reset()
+
+    def snapshot(self) -> CellHold:
+        """The context as it is, K/V kept in place; features that were not read yet (`catch_up`) are not part of it."""
+        return self._cells.hold()
+
+    def restore(self, snapshot: CellHold) -> None:
+        """Go on after the tokens of a snapshot taken together with the target's."""
+        self._cells.restore(snapshot)
 
     def close(self) -> None:
         """Give all cells back."""

@@ -12,6 +12,7 @@ from pyggml_spec import assets
 from pyggml_spec.decode.completion import Completion, Stream
 from pyggml_spec.decode.drafter import Drafter
 from pyggml_spec.decode.loader import Progress, load_drafter, load_target, open_pair
+from pyggml_spec.decode.prefix_cache import PrefixCache
 from pyggml_spec.decode.round import SpecMode, SpecOptions
 from pyggml_spec.decode.session import Session
 from pyggml_spec.decode.target import Target, TargetLimits
@@ -25,6 +26,7 @@ from pyggml_spec.tokenizer.chat import render_chat
 from pyggml_spec.tree.build import TreeOptions
 
 ModelPath = str | PathLike[str]
+DEFAULT_PREFIX_CACHE_MIB = 1024  # hundreds of snapshots of a small model, half a dozen of one with 27 B parameters
 
 
 class Engine:
@@ -33,13 +35,22 @@ class Engine:
     One generation runs at a time; close the engine (or leave its `with` block) to free the device.
     """
 
-    def __init__(self, target: Target, drafter: Drafter | None, tokenizer: Tokenizer, names: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter | None,
+        tokenizer: Tokenizer,
+        names: dict[str, Any],
+        prefixes: PrefixCache | None = None,
+    ) -> None:
         self.target = target
         self.drafter = drafter
         self.tokenizer = tokenizer
+        self.prefixes = PrefixCache(0) if prefixes is None else prefixes
         self._names = names
         self._stack = ExitStack()
         self._running: Stream | None = None
+        self._share_cells()
 
     @classmethod
     def load(
@@ -55,6 +66,7 @@ class Engine:
         max_width: int = 32,
         n_parallel: int = 1,
         exact: bool = False,
+        prefix_cache_mib: int = DEFAULT_PREFIX_CACHE_MIB,
         on_progress: Progress | None = None,
     ) -> Engine:
         """Load a target GGUF and its drafter GGUF; without arguments the embedded pair.
@@ -70,6 +82,8 @@ class Engine:
                 device or type whose products add up differently by width may decide near-ties differently. Costs a
                 few trial calls at loading; after that calls are padded to the widths that the trial found exact
                 (max_width at worst) and prompts are read max_width tokens at a time.
+            prefix_cache_mib: host memory for snapshots of earlier prompts, so that a prompt that begins like one of
+                them is not computed from its start (see decode/prefix_cache.py); 0 = keep none.
             on_progress: called with (bytes loaded, bytes in all).
 
         Raises:
@@ -82,6 +96,7 @@ class Engine:
                 raise OptionError(f"drafter '{drafter}' needs its target: give both, or neither for the embedded pair")
             target, drafter = assets.embedded_target_path(), assets.embedded_drafter_path()
         target_path, drafter_path = Path(target), None if drafter is None else Path(drafter)
+        _check_prefix_cache(prefix_cache_mib)
         kv_types = KvTypes(type_by_name(kv_type_k), type_by_name(kv_type_v))
         with ExitStack() as stack:
             pair = open_pair(stack, target_path, drafter_path)
@@ -95,9 +110,15 @@ class Engine:
                 "device": backend.device.name,
                 "device_kind": backend.device.kind,
             }
-            engine = cls(loaded, drafting, pair.tokenizer, names)
+            engine = cls(loaded, drafting, pair.tokenizer, names, PrefixCache(prefix_cache_mib << 20))
             engine._stack = stack.pop_all()
         return engine
+
+    def _share_cells(self) -> None:
+        """Cells of cached prefixes go to whoever needs cells."""
+        for owner in (self.target, self.drafter):
+            if owner is not None:
+                owner.state.kv.pool.reclaim = self.prefixes.evict
 
     def generate(self, prompt: str | Sequence[int], **options: Any) -> Completion:
         """Generate to the end; options as for `stream`."""
@@ -172,14 +193,16 @@ class Engine:
         return self._running
 
     def _end_stream(self, session: Session) -> None:
-        session.close()
-        self._running = None
+        try:
+            session.close()
+        finally:
+            self._running = None
 
     def open_session(self) -> Session:
         """A session of its own, for conversations of several turns; an engine has as many as it has slots."""
         target = self.target.open_sequence()
         drafter = None if self.drafter is None else self.drafter.open_sequence(target)
-        return Session(target, drafter, n_vocab=self.target.config.n_vocab)
+        return Session(target, drafter, n_vocab=self.target.config.n_vocab, prefixes=self.prefixes)
 
     def chat_prompt(self, messages: Sequence[dict[str, str]], **variables: Any) -> str:
         """The prompt of a conversation by the model's own chat template; messages are {"role", "content"}."""
@@ -208,6 +231,7 @@ class Engine:
         """Free all device memory; safe to call twice."""
         if self._running is not None:
             self._running.close()
+        self.prefixes.clear()
         self._stack.close()
 
     def __enter__(self) -> Engine:
@@ -215,3 +239,8 @@ class Engine:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _check_prefix_cache(mib: int) -> None:
+    if not isinstance(mib, int) or isinstance(mib, bool) or not 0 <= mib <= 1 << 24:
+        raise OptionError(f"prefix_cache_mib is {mib!r}: it must be an integer of 0 (none) to {1 << 24} MiB")

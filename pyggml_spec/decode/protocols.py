@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,6 +67,12 @@ class TargetSequence(Protocol):
     def reset(self) -> None:
         """Forget everything: length becomes 0."""
 
+    def snapshot(self) -> Any:
+        """The caches as they are, with `length`, `n_bytes` and `release()`; what is pending is folded first."""
+
+    def restore(self, snapshot: Any) -> None:
+        """Go on from a snapshot of this or another sequence; OptionError, and no change, when it is outdated."""
+
 
 class DrafterSequence(Protocol):
     """One sequence on the drafter. A drafter with a smaller context than the target's also has an `n_ctx`."""
@@ -82,3 +88,9 @@ class DrafterSequence(Protocol):
 
     def reset(self) -> None:
         """Forget everything."""
+
+    def snapshot(self) -> Any:
+        """The context as it is after `catch_up`, with `release()`."""
+
+    def restore(self, snapshot: Any) -> None:
+        """Go on from a snapshot taken at the same moment as the target's."""

@@ -2,23 +2,26 @@
 
 `tokens` are all committed tokens; the last one is the anchor, which no cache holds yet, so `target.length` is
 len(tokens) - 1 between calls. Whatever interrupts a call, the next one brings the caches back to that state: it
-prefills what they lack, or everything when they are void.
+prefills what they lack, or everything when they are void. A call that the device failed is repeated once, on rebuilt
+caches; when the device fails again its error comes out.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from pyggml_spec.decode.prefix_cache import PrefixCache, Snapshot
 from pyggml_spec.decode.protocols import DrafterSequence, TargetSequence
-from pyggml_spec.decode.round import RoundRunner, SpecOptions
+from pyggml_spec.decode.round import RoundResult, RoundRunner, SpecOptions
 from pyggml_spec.decode.sampling import Sampler
 from pyggml_spec.decode.stats import Stats
 from pyggml_spec.decode.stops import StopTracker, StreamDecoder
-from pyggml_spec.errors import ContextLimitError, OptionError
+from pyggml_spec.errors import ContextLimitError, DeviceError, FatalDeviceError, OptionError
 from pyggml_spec.policy import FixedPolicy, Policy
 from pyggml_spec.records import FinishReason, SamplingParams, TokenLogprob
 
@@ -44,6 +47,7 @@ class Session:
         target, drafter: the sequences, both empty or both reset.
         n_vocab: ids of the target's vocabulary are 0 .. n_vocab - 1.
         policy: how much to speculate; kept across generations so that it may learn.
+        prefixes: where prompts' beginnings are looked up and left; shared by the sessions of an engine.
         clock: seconds, monotonic.
     """
 
@@ -54,12 +58,14 @@ class Session:
         *,
         n_vocab: int,
         policy: Policy | None = None,
+        prefixes: PrefixCache | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.target = target
         self.drafter = drafter
         self.n_vocab = n_vocab
         self.policy: Policy = FixedPolicy() if policy is None else policy
+        self.prefixes = prefixes
         self.clock = clock
         self.tokens: list[int] = []
         self.stats = Stats()  # of the latest generation
@@ -74,20 +80,59 @@ class Session:
 
     def reset(self) -> None:
         """Forget the conversation."""
-        self.target.reset()
-        if self.drafter is not None:
-            self.drafter.reset()
+        self._refuse_running()
         self.tokens = []
+        self._empty_caches()
         self.stats = Stats()
         self.finish_reason = None
-        self._is_void = False
+
+    def replace(self, token_ids: Sequence[int]) -> None:
+        """Make these the conversation's tokens; the next call computes what no cache holds of them.
+
+        Caches that went another way are given up: recurrent state cannot be cut back, but the longest beginning of
+        which `prefixes` has a snapshot is not computed again.
+        """
+        self._refuse_running()
+        checked = _checked_ids(token_ids, self.n_vocab)
+        self._is_void |= self.tokens[: self.target.length] != checked[:-1][: self.target.length]
+        self.tokens = checked
+
+    def snapshot(self) -> Snapshot:
+        """The conversation as it is now, caches included, for `restore` here or in any session of the same engine.
+
+        The session goes on as if nothing had happened. The snapshot owns its part of the caches until its `release`.
+
+        Raises:
+            OptionError: a generation is running.
+            DeviceError: the caches are void: the last call failed or was interrupted; generate or reset first.
+        """
+        self._refuse_running()
+        if self._is_void or self._is_ahead():
+            raise DeviceError("the last call of this session was interrupted: generate or reset before a snapshot")
+        return self._snapshot(self.tokens)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Make the conversation and its caches what they were at the snapshot.
+
+        Raises:
+            OptionError: a generation is running, or the engine was parked since; nothing has changed then.
+        """
+        self._refuse_running()
+        self._restore(snapshot)
+        self.tokens = snapshot.token_ids.tolist()
 
     def close(self) -> None:
-        """Give the caches back to the engine; sequences without anything to give back (fakes) need no `close`."""
-        for sequence in (self.drafter, self.target):
-            close = getattr(sequence, "close", None)
-            if close is not None:
-                close()
+        """Leave a snapshot with `prefixes` and give the caches back to the engine; safe to call twice."""
+        try:
+            if not (self._is_void or self._is_ahead()):
+                with suppress(DeviceError):  # a prefix is worth no error; the device will speak up when it is needed
+                    self._leave_prefix()
+        finally:
+            self._is_void = True
+            for sequence in (self.drafter, self.target):
+                close = getattr(sequence, "close", None)  # fakes have nothing to give back
+                if close is not None:
+                    close()
 
     def generate(
         self,
@@ -131,7 +176,7 @@ class Session:
     ) -> Iterator[Emission]:
         self._begin(token_ids, runner)
         try:
-            self._synchronise(on_prefill)
+            self._prepare(on_prefill)
             yield from self._rounds(runner, tracker, max_tokens)
         except _CancelledError:
             yield Emission([], "", finish_reason="cancelled")
@@ -143,8 +188,7 @@ class Session:
     def _begin(self, token_ids: list[int], runner: RoundRunner) -> None:
         self._check_can_run(token_ids)  # again: another generation may have run since the call
         self._is_running = True
-        # Interrupted between commit and bookkeeping, the caches are ahead; recurrent state cannot be cut back.
-        self._is_void |= self.target.length > max(len(self.tokens) - 1, 0)
+        self._is_void |= self._is_ahead()
         self.finish_reason = None
         self.tokens.extend(token_ids)
         self.stats = Stats(runner.mode, None if self.drafter is None else self.drafter.kind)
@@ -157,7 +201,7 @@ class Session:
                 self.finish_reason = reason
                 yield Emission([], tracker.finish(), finish_reason=reason)
                 return
-            result = runner.run(self.tokens, n_left, tracker.feed)
+            result = self._run_round(runner, tracker, n_left)
             self.tokens.extend(result.token_ids)
             self.stats.record(result)
             n_left = None if n_left is None else n_left - len(result.token_ids)
@@ -168,6 +212,15 @@ class Session:
             if reason:
                 return
 
+    def _run_round(self, runner: RoundRunner, tracker: StopTracker, n_left: int | None) -> RoundResult:
+        try:
+            return runner.run(self.tokens, n_left, tracker.feed)
+        except FatalDeviceError:
+            raise
+        except DeviceError:
+            self._rebuild(None)
+            return runner.run(self.tokens, n_left, tracker.feed)
+
     def _limit_reached(self, n_left: int | None) -> FinishReason | None:
         if n_left is not None and n_left <= 0:
             return "length"
@@ -176,8 +229,7 @@ class Session:
         return "cancelled" if self._cancelled else None
 
     def _check_can_run(self, token_ids: list[int]) -> None:
-        if self._is_running:
-            raise OptionError("a generation is still running in this session: exhaust or close its iterator first")
+        self._refuse_running()
         if not token_ids and not self.tokens:
             raise OptionError("the prompt has no tokens: generation needs at least one token to start from")
         n_tokens = len(self.tokens) + len(token_ids)
@@ -187,29 +239,89 @@ class Session:
                 "shorten the prompt or load with a larger n_ctx"
             )
 
-    def _synchronise(self, on_prefill: Callable[[int, int], None] | None) -> None:
+    def _refuse_running(self) -> None:
+        if self._is_running:
+            raise OptionError("a generation is still running in this session: exhaust or close its iterator first")
+
+    def _is_ahead(self) -> bool:
+        """Interrupted between commit and bookkeeping, the caches hold more than the tokens say."""
+        return self.target.length > max(len(self.tokens) - 1, 0)
+
+    def _prepare(self, on_prefill: Callable[[int, int], None] | None) -> None:
         """Bring the caches up to the token before the anchor."""
+        try:
+            self._synchronise(on_prefill)
+        except FatalDeviceError:
+            raise
+        except DeviceError:
+            self._rebuild(on_prefill)
+
+    def _rebuild(self, on_prefill: Callable[[int, int], None] | None) -> None:
+        """The same from nothing, after a call that failed half-way."""
+        self._is_void = True
+        self.stats.record_rebuild()
+        self._synchronise(on_prefill)
+
+    def _synchronise(self, on_prefill: Callable[[int, int], None] | None) -> None:
         if self._is_void or getattr(self.target, "is_void", False):
-            self.target.reset()
-            if self.drafter is not None:
-                self.drafter.reset()
-            self._is_void = False
+            self._empty_caches()
+        self._find_prefix()
         missing = self.tokens[self.target.length : -1]
         if missing:
             self._prefill(missing, on_prefill)
 
-    def _prefill(self, missing: list[int], on_prefill: Callable[[int, int], None] | None) -> None:
-        held_before, started = self.target.length, self.clock()
+    def _empty_caches(self) -> None:
+        self._is_void = True  # until done
+        self.target.reset()
+        if self.drafter is not None:
+            self.drafter.reset()
+        self._is_void = False
 
-        def on_chunk(n_done: int) -> None:
+    def _find_prefix(self) -> None:
+        """Start from a snapshot that holds more of the tokens than the caches do."""
+        found = None if self.prefixes is None else self.prefixes.find(self.tokens[:-1])
+        if found is not None and found.length > self.target.length:
+            self.stats.record_cached(found.length - self.target.length)
+            self._restore(found)
+
+    def _leave_prefix(self) -> None:
+        """Leave a snapshot of the caches with `prefixes`, unless it has one."""
+        held = self.tokens[: self.target.length]
+        if self.prefixes is not None and self.prefixes.wants(held):
+            self.prefixes.add(self._snapshot(held))
+
+    def _snapshot(self, token_ids: list[int]) -> Snapshot:
+        self._catch_up()
+        drafter = None if self.drafter is None else self.drafter.snapshot()
+        return Snapshot(np.array(token_ids, dtype=np.int32), self.target.snapshot(), drafter)
+
+    def _restore(self, snapshot: Snapshot) -> None:
+        if self.drafter is not None and snapshot.drafter is None:
+            raise OptionError("this snapshot has no drafter context: it was taken in a session without the drafter")
+        was_void, self._is_void = self._is_void, True
+        try:
+            self.target.restore(snapshot.target)
+        except OptionError:  # refused: nothing was touched
+            self._is_void = was_void
+            raise
+        if self.drafter is not None:
+            self.drafter.restore(snapshot.drafter)
+        self._is_void = False
+
+    def _prefill(self, missing: list[int], on_prefill: Callable[[int, int], None] | None) -> None:
+        held_before, n_missing, started = self.target.length, len(missing), self.clock()
+
+        def on_chunk(_: int) -> None:
             self._catch_up()
             if on_prefill is not None:
-                on_prefill(n_done, len(missing))
+                on_prefill(self.target.length - held_before, n_missing)
             if self._cancelled:
                 raise _CancelledError
 
         try:
-            self.target.prefill(missing, on_chunk)
+            for length in self._stops(held_before + n_missing):
+                self.target.prefill(self.tokens[self.target.length : length], on_chunk)
+                self._leave_prefix()
         except _CancelledError:
             raise
         except BaseException:
@@ -218,6 +330,13 @@ class Session:
         finally:
             n_done = max(self.target.length - held_before, 0)
             self.stats.record_prefill(n_done, (self.clock() - started) * 1e3)
+
+    def _stops(self, n_tokens: int) -> list[int]:
+        """Lengths at which a prefill up to n_tokens pauses for a snapshot; the last one is n_tokens."""
+        if self.prefixes is None:
+            return [n_tokens]
+        stops = self.prefixes.stops(self.tokens[:n_tokens], self.target.length)
+        return stops if stops and stops[-1] == n_tokens else [*stops, n_tokens]
 
     def _catch_up(self) -> None:
         drafter = self.drafter

@@ -36,6 +36,8 @@ class StatsReport(TypedDict):
     draft_ms: float
     verify_ms: float
     host_ms: float
+    prompt_tokens_cached: int  # taken from snapshots of earlier prompts instead of being computed
+    rebuilds: int  # times the caches were computed anew because the device had failed half-way
     prefill_tok_s: float
     decode_tok_s: float
     spec: SpecReport
@@ -50,13 +52,21 @@ class Stats:
         self.rounds = self.plain_rounds = self.committed = self.committed_in_plain = self.offered = self.accepted = 0
         self.accepted_per_depth: list[int] = []
         self.draft_ms = self.verify_ms = self.host_ms = self.prefill_ms = 0.0
-        self.prefilled = 0
+        self.prefilled = self.cached = self.rebuilds = 0
         self._why_plain: Counter[str] = Counter()
 
     def record_prefill(self, n_tokens: int, elapsed_ms: float) -> None:
         """Count prompt tokens that were computed; tokens already cached do not count."""
         self.prefilled += n_tokens
         self.prefill_ms += elapsed_ms
+
+    def record_cached(self, n_tokens: int) -> None:
+        """Count tokens that a snapshot spared."""
+        self.cached += n_tokens
+
+    def record_rebuild(self) -> None:
+        """Count caches lost to a failed call."""
+        self.rebuilds += 1
 
     def record(self, result: RoundResult) -> None:
         """Count one committed round."""
@@ -92,6 +102,8 @@ class Stats:
             "draft_ms": round(self.draft_ms, 3),
             "verify_ms": round(self.verify_ms, 3),
             "host_ms": round(self.host_ms, 3),
+            "prompt_tokens_cached": self.cached,
+            "rebuilds": self.rebuilds,
             "prefill_tok_s": round(_ratio(self.prefilled * 1e3, self.prefill_ms), 2),
             "decode_tok_s": round(_ratio(self.committed * 1e3, self.decode_ms), 2),
             "spec": {

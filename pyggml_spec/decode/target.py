@@ -36,8 +36,8 @@ class TargetLimits:
 class Target:
     """A `qwen35` target; `open_sequence` starts a sequence on it.
 
-    With `limits.exact` every call, prefill too, runs a verify graph of one of `exact_widths`: what a token's row becomes then
-    depends on the tokens before it and on nothing else.
+    With `limits.exact` every call, prefill too, runs a verify graph of one of `exact_widths`: what a token's row
+    becomes then depends on the tokens before it and on nothing else.
     """
 
     def __init__(
@@ -141,6 +141,7 @@ class Target:
 
     def refuse_unusable(self) -> None:
         """Raise when nothing can be computed now."""
+        self.backend.refuse_if_dead()
 
     def close(self) -> None:
         """Free graphs and device memory; safe to call twice."""

@@ -6,8 +6,10 @@ import os
 from dataclasses import dataclass
 
 from pyggml_spec._native import ffi, lib
-from pyggml_spec.errors import DeviceError, OptionError
+from pyggml_spec.errors import DeviceError, FatalDeviceError, OptionError
 from pyggml_spec.ggml.context import Context
+
+_FAILURES_OF_A_DEAD_DEVICE = 2  # the second one is the rebuild after the first
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,7 @@ class Backend:
                 f"{self.n_threads} threads do not suit the {n_cpus} CPUs of this process: use 1 to {n_cpus} "
                 "(threads beyond that only wait for each other)"
             )
+        self._n_failures = 0  # in a row
         self._pool = ffi.NULL
         self.ptr = lib.ggml_backend_dev_init(lib.ggml_backend_dev_get(device.index), ffi.NULL)
         if self.ptr == ffi.NULL:
@@ -101,12 +104,35 @@ class Backend:
         lib.ggml_backend_buffer_clear(ptr, 0)
         return Buffer(ptr)
 
+    @property
+    def is_dead(self) -> bool:
+        """Whether the device failed twice with no success in between; it is not asked again."""
+        return self._n_failures >= _FAILURES_OF_A_DEAD_DEVICE
+
+    def refuse_if_dead(self) -> None:
+        """Raise FatalDeviceError when the device is dead."""
+        if self.is_dead:
+            raise FatalDeviceError(
+                f"device '{self.device.name}' failed {self._n_failures} times in a row and is not used any more; "
+                "close the engine, see `pyggml-spec doctor`, and load it again in a new process"
+            )
+
     def compute(self, graph_ptr) -> None:
-        """Run a graph to its end; the GIL is released meanwhile."""
+        """Run a graph to its end; the GIL is released meanwhile.
+
+        Raises:
+            DeviceError: it ended early; what it wrote is undefined.
+            FatalDeviceError: so did the call before.
+        """
+        self.refuse_if_dead()
         status = lib.ggml_backend_graph_compute(self.ptr, graph_ptr)
-        if status != lib.GGML_STATUS_SUCCESS:
-            text = ffi.string(lib.ggml_status_to_string(status)).decode()
-            raise DeviceError(f"device '{self.device.name}' failed in the middle of a graph ({text})")
+        if status == lib.GGML_STATUS_SUCCESS:
+            self._n_failures = 0
+            return
+        self._n_failures += 1
+        self.refuse_if_dead()
+        text = ffi.string(lib.ggml_status_to_string(status)).decode()
+        raise DeviceError(f"device '{self.device.name}' failed in the middle of a graph ({text})")
 
     def supports(self, tensor) -> bool:
         """Whether the device has a kernel for this graph node."""

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -31,6 +32,22 @@ def hashed_law(n_vocab: int = N_VOCAB, order: int = 3, seed: int = 0) -> Law:
     return law
 
 
+@dataclass(eq=False)
+class FakeSnapshot:
+    """The tokens a fake held."""
+
+    held: list[int]
+    n_bytes: int = 1000
+    is_released: bool = False
+
+    @property
+    def length(self) -> int:
+        return len(self.held)
+
+    def release(self) -> None:
+        self.is_released = True
+
+
 class FakeTarget:
     """A target whose caches are a list of tokens."""
 
@@ -40,8 +57,8 @@ class FakeTarget:
         self.held: list[int] = []
         self.candidate: DraftTree | None = None
         self.widths: list[int] = []  # of every verify
-        self.n_prefilled = self.n_resets = self.n_discards = 0
-        self.fail_next_verify: BaseException | None = None
+        self.n_prefilled = self.n_resets = self.n_discards = self.n_restores = 0
+        self.verify_errors: list[BaseException] = []  # raised by the next verifies, which fail half-way
         self.is_void = False
 
     @property
@@ -62,10 +79,9 @@ class FakeTarget:
         assert self.candidate is None and not self.is_void, "verify before the last one was settled"
         assert tree.n_nodes <= self.max_width, "verify wider than the target"
         assert self.length + int(tree.depths.max()) < self.n_ctx, "a node lies past the context"
-        if self.fail_next_verify is not None:
-            error, self.fail_next_verify = self.fail_next_verify, None
+        if self.verify_errors:
             self.is_void = True
-            raise error
+            raise self.verify_errors.pop(0)
         self.candidate = tree
         self.widths.append(tree.n_nodes)
         ids = tree.token_ids.tolist()
@@ -86,6 +102,15 @@ class FakeTarget:
     def reset(self) -> None:
         self.held, self.candidate, self.is_void = [], None, False
         self.n_resets += 1
+
+    def snapshot(self) -> FakeSnapshot:
+        assert self.candidate is None and not self.is_void, "snapshot in the middle of a round"
+        return FakeSnapshot(list(self.held))
+
+    def restore(self, snapshot: FakeSnapshot) -> None:
+        assert not snapshot.is_released, "restore of a released snapshot"
+        self.held, self.candidate, self.is_void = list(snapshot.held), None, False
+        self.n_restores += 1
 
 
 class FakeDrafter:
@@ -126,6 +151,12 @@ class FakeDrafter:
 
     def reset(self) -> None:
         self.n_resets += 1
+
+    def snapshot(self) -> FakeSnapshot:
+        return FakeSnapshot(list(self.target.held))
+
+    def restore(self, snapshot: FakeSnapshot) -> None:
+        assert snapshot.held == self.target.held, "a context of other tokens than the target's"
 
 
 class FakeDecoder:

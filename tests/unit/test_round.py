@@ -195,6 +195,8 @@ def test_stats_document():
         "draft_ms": 2.0,  # the clock moves 1 ms with every look: 6 looks a round
         "verify_ms": 2.0,
         "host_ms": 6.0,
+        "prompt_tokens_cached": 0,
+        "rebuilds": 0,
         "prefill_tok_s": 4000.0,
         "decode_tok_s": 1600.0,
         "spec": {"engaged": True, "mode": "chain", "drafter_kind": "dflash", "why": None},

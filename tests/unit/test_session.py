@@ -11,7 +11,7 @@ from decode_fakes import N_VOCAB, FakeDecoder, FakeDrafter, FakeTarget, chi_squa
 from pyggml_spec.decode.round import SpecOptions
 from pyggml_spec.decode.sampling import Sampler
 from pyggml_spec.decode.session import Emission, Session
-from pyggml_spec.errors import ContextLimitError, DeviceError, OptionError
+from pyggml_spec.errors import ContextLimitError, DeviceError, FatalDeviceError, OptionError
 from pyggml_spec.records import SamplingParams
 from pyggml_spec.tree.build import TreeOptions
 
@@ -246,19 +246,45 @@ def run_unchecked(session: Session, prompt: list[int], on_prefill) -> list[int]:
     return sum((e.token_ids for e in session.generate(prompt, on_prefill=on_prefill)), [])
 
 
-@pytest.mark.parametrize("error", [DeviceError("the device is gone"), KeyboardInterrupt()], ids=["device", "ctrl-c"])
-def test_verify_that_fails_half_way(error: BaseException):
-    """The error comes out; the next call rebuilds the caches from the committed tokens and continues."""
+def test_interrupt_inside_a_verify():
+    """Ctrl-C comes out; the next call rebuilds the caches from the committed tokens and continues."""
     session = make()
     stream = session.generate(PROMPT, spec=spec_of("chain"))
     seen = next(stream).token_ids
-    session.target.fail_next_verify = error
-    with pytest.raises(type(error)):
+    session.target.verify_errors = [KeyboardInterrupt()]
+    with pytest.raises(KeyboardInterrupt):
         next(stream)
 
     assert session.tokens == PROMPT + seen
     assert seen + run(session, [], "chain", max_tokens=9)[0] == run(make(), PROMPT, "off", max_tokens=len(seen) + 9)[0]
     assert session.target.n_resets == session.drafter.n_resets == 1
+
+
+def test_a_verify_that_the_device_fails_is_repeated_on_rebuilt_caches():
+    """The caller sees only time, and the statistics say so."""
+    session = make()
+    stream = session.generate(PROMPT, spec=spec_of("chain"), max_tokens=20)
+    seen = next(stream).token_ids
+    session.target.verify_errors = [DeviceError("failed half-way")]
+    seen += sum((e.token_ids for e in stream), [])
+
+    assert seen == run(make(), PROMPT, "off", max_tokens=20)[0]
+    assert session.target.n_resets == session.drafter.n_resets == session.stats.report()["rebuilds"] == 1
+
+
+def test_a_device_that_fails_again_is_not_asked_a_third_time():
+    """The error comes out; a later call tries once more, and a fatal error is not retried at all."""
+    session = make()
+    session.target.verify_errors = [DeviceError("half-way"), DeviceError("again")]
+    with pytest.raises(DeviceError, match="again"):
+        list(session.generate(PROMPT, spec=spec_of("chain")))
+    assert run(session, [], "chain", max_tokens=9) == run(make(), PROMPT, "off", max_tokens=9)
+
+    session.target.verify_errors = [FatalDeviceError("dead")]
+    n_resets = session.target.n_resets
+    with pytest.raises(FatalDeviceError):
+        list(session.generate([1], spec=spec_of("chain")))
+    assert session.target.n_resets == n_resets
 
 
 def test_failure_between_verify_and_accept_discards():
@@ -391,9 +417,9 @@ def play(session: Session, prompt: list[int], rng: np.random.Generator) -> None:
     if ending == 1:
         session.cancel()
     if ending == 2:
-        session.target.fail_next_verify = KeyboardInterrupt()
+        session.target.verify_errors = [KeyboardInterrupt()]
     if ending == 3:
         return stream.close()
     with contextlib.suppress(KeyboardInterrupt):
         list(stream)
-    session.target.fail_next_verify = None
+    session.target.verify_errors = []

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..decode.completion import Completion
     from ..decode.engine import Engine
 
-LOADING = ("target", "drafter", "device", "n_ctx", "n_threads", "kv_type_k", "kv_type_v")
+LOADING = ("target", "drafter", "device", "n_ctx", "n_threads", "kv_type_k", "kv_type_v", "exact")
 GENERATING = (
     *("max_tokens", "temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty"),
     *("frequency_penalty", "penalty_last_n", "seed", "stop", "ignore_eos", "spec", "draft_max", "logprobs"),
@@ -56,7 +56,11 @@ def load_engine(given: dict[str, Any], bar: StageBar) -> Engine:
 
     options = {name: given[name] for name in LOADING}
     options["n_ctx"] = options["n_ctx"] or None
-    return Engine.load(**options, on_progress=lambda done, total: bar.update("loading", done, total))
+    return Engine.load(
+        **options,
+        prefix_cache_mib=0,  # a command asks once
+        on_progress=lambda done, total: bar.update("loading", done, total),
+    )
 
 
 def _refuse_contradictions(given: dict[str, Any]) -> None:

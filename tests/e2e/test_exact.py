@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from pyggml_spec import Engine, assets
+from pyggml_spec.cli import main
 from pyggml_spec.decode.exact import find_exact_widths
 from pyggml_spec.decode.round import SpecOptions
 from pyggml_spec.decode.target_sequence import NativeTargetSequence
@@ -110,3 +113,16 @@ def test_a_trial_leaves_nothing_behind(exact: Engine) -> None:
 
     assert exact.target.state.kv.pool.n_free == n_free
     exact.open_session().close()
+
+
+def test_the_command_line_has_the_mode() -> None:
+    """`run --exact` prints the same tokens for every way of speculating."""
+    files = ["-m", str(Q4_K_M), "-md", str(assets.embedded_drafter_path()), "-c", "256", "-t", "1"]
+    found = []
+    for spec in ("off", "chain", "tree"):
+        arguments = ["run", *files, "-p", "import os\n", "-n", "40", "--exact", "--json", "--spec", spec]
+        result = CliRunner().invoke(main, arguments)
+        assert result.exit_code == 0, result.output
+        found.append(json.loads(result.stdout)["tokens"])
+
+    assert found[0] == found[1] == found[2]

@@ -23,6 +23,8 @@ class BorrowedFromTarget:
 
     vocabulary: Callable[[int], dict[str, bytes]]  # its keys, by the number of ids the drafter knows
     has_sections: bool  # whether its rotary embedding is a multi-section one
+    n_embd: int  # 0 = unknown, as for the next
+    n_layers: int
     tables: Mapping[str, StoredTensor]  # "token_embd.weight" and "output.weight", where they can be compared
 
 
@@ -40,6 +42,8 @@ def _from_checkpoint(checkpoint: Checkpoint) -> BorrowedFromTarget:
     return BorrowedFromTarget(
         vocabulary=lambda n_vocab: vocabulary_keys(checkpoint.directory, n_vocab),
         has_sections=sections is not None,
+        n_embd=settings.find_int("hidden_size", low=1, high=1 << 17, default=0),
+        n_layers=settings.find_int("num_hidden_layers", low=1, high=1024, default=0),
         tables=_find_tables(checkpoint, settings),
     )
 
@@ -63,14 +67,17 @@ def _from_gguf(path: Path) -> BorrowedFromTarget:
         keys = {key: file.metadata.stored_value(key) for key in file.metadata if key.startswith("tokenizer.")}
         tokens = file.metadata.find_string_array("tokenizer.ggml.tokens")
         n_tokens = 0 if tokens is None else tokens.n_items
-        has_sections = f"{file.architecture}.rope.dimension_sections" in file.metadata
+        prefix = f"{file.architecture}."
+        has_sections = prefix + "rope.dimension_sections" in file.metadata
+        n_embd = file.metadata.find_int(prefix + "embedding_length", 1, 1 << 17, default=0)
+        n_layers = file.metadata.find_int(prefix + "block_count", 1, 1024, default=0)
 
     def vocabulary(n_vocab: int) -> dict[str, bytes]:
         if n_tokens != n_vocab:
             raise ModelFileError(f"'{path}' has {n_tokens} tokens but the drafter knows {n_vocab}; give its own target")
         return dict(keys)
 
-    return BorrowedFromTarget(vocabulary, has_sections, tables={})
+    return BorrowedFromTarget(vocabulary, has_sections, n_embd, n_layers, tables={})
 
 
 def repeats(own: StoredTensor, theirs: StoredTensor | None) -> bool:

@@ -99,6 +99,8 @@ def _plan_drafter(
     settings = drafter.read_drafter_settings(checkpoint)
     plans = drafter.drafter_tensors(checkpoint, dialect)
     borrowed = None if target_path is None else open_borrowed(target_path)
+    if borrowed is not None:
+        _check_features(settings, checkpoint, borrowed)
     notes: list[str] = _notes_on_layers(settings, dialect)
     plans = _without_repeated(plans, borrowed, notes)
     if dialect == "lucebox":
@@ -111,6 +113,20 @@ def _plan_drafter(
     keys = llama_cpp_keys(settings, target_has_sections=borrowed.has_sections) | borrowed.vocabulary(settings.n_vocab)
     keys[MASK_KEY] = store_int(settings.mask_token_id)  # the drafter's own, whatever the target calls its mask
     return _finish("drafter", LLAMA_CPP, checkpoint, keys, plans, matrix_type, n_threads, notes)
+
+
+def _check_features(settings: drafter.DrafterSettings, checkpoint: Checkpoint, target: BorrowedFromTarget) -> None:
+    """The layers the drafter reads must exist in the target, and be as wide as its projection expects."""
+    ids = settings.target_layer_ids
+    if target.n_layers and max(ids) >= target.n_layers:
+        raise ModelFileError(f"'{checkpoint.directory}' reads target layers {ids}, the target has {target.n_layers}")
+    projection = next((t for name, t in checkpoint.tensors.items() if name.endswith("fc.weight")), None)
+    n_inputs = projection.shape[-1] if projection is not None and projection.shape else 0
+    if target.n_embd and n_inputs != len(ids) * target.n_embd:
+        raise ModelFileError(
+            f"'{checkpoint.directory}' projects features of {n_inputs} values (fc.weight), but its {len(ids)} layers "
+            f"of a target of width {target.n_embd} give {len(ids) * target.n_embd}; use the drafter's own target"
+        )
 
 
 def _notes_on_layers(settings: drafter.DrafterSettings, dialect: drafter.DialectName) -> list[str]:

@@ -10,7 +10,6 @@ import gguf
 import numpy as np
 
 from pyggml_spec.errors import ModelFileError
-from pyggml_spec.ggml.quantise import quantise_rows
 
 PIECE_VALUES = 1 << 21  # 8 MiB of f32: large enough that Python costs nothing, small enough to hold several
 
@@ -26,10 +25,7 @@ def encode_rows(
     """
 
     def encode(begin: int) -> np.ndarray:
-        try:
-            return quantise_rows(read(begin, min(begin + step, n_rows)), int(tensor_type))
-        except ValueError as error:
-            raise ModelFileError(f"tensor '{what}' cannot become {tensor_type.name.lower()}: {error}") from error
+        return _encode(read(begin, min(begin + step, n_rows)), tensor_type, what)
 
     step = max(1, PIECE_VALUES // n_values)
     if n_threads == 1 or n_rows <= step:
@@ -37,6 +33,17 @@ def encode_rows(
         return
     with ThreadPoolExecutor(n_threads) as pool:
         yield from _in_order(pool, encode, range(0, n_rows, step), n_threads + 1)
+
+
+def _encode(values: np.ndarray, tensor_type: gguf.GGMLQuantizationType, what: str) -> np.ndarray:
+    if tensor_type == gguf.GGMLQuantizationType.F32:
+        return values.view(np.uint8)
+    from pyggml_spec.ggml.quantise import quantise_rows  # native code: not needed to plan and check a file
+
+    try:
+        return quantise_rows(values, int(tensor_type))
+    except ValueError as error:
+        raise ModelFileError(f"tensor '{what}' cannot become {tensor_type.name.lower()}: {error}") from error
 
 
 def _in_order(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import struct
@@ -35,10 +36,8 @@ class OutputTensor:
 
     @property
     def n_values(self) -> int:
-        n_values = 1
-        for extent in self.ne:
-            n_values *= extent
-        return n_values
+        """Values of all rows."""
+        return math.prod(self.ne)
 
     @property
     def n_bytes(self) -> int:

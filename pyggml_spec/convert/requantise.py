@@ -25,7 +25,6 @@ from pyggml_spec.convert.recipes import (
 )
 from pyggml_spec.convert.stored_keys import store_int
 from pyggml_spec.errors import OptionError
-from pyggml_spec.ggml.quantise import dequantise_rows
 from pyggml_spec.gguf_io import GgufFile, TensorInfo, open_gguf
 
 _COPY_BYTES = 16 << 20
@@ -125,6 +124,8 @@ def n_rows(tensor: TensorInfo) -> int:
 
 def read_rows(tensor: TensorInfo, begin: int, end: int) -> np.ndarray:
     """Rows begin .. end of a tensor of any floating type as (n_rows, n_values) f32."""
+    from pyggml_spec.ggml.quantise import dequantise_rows  # native code: not needed to plan and check a file
+
     raw = np.ascontiguousarray(tensor.data.reshape(n_rows(tensor), -1)[begin:end])
     return dequantise_rows(raw, int(tensor.type), tensor.ne[0])
 

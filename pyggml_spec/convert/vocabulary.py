@@ -17,7 +17,7 @@ _TEMPLATE = "tokenizer.chat_template"
 _ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "sep": "seperator", "pad": "padding", "mask": "mask"}
 """What a special token is for: the checkpoint's word -> GGUF's, whose misspelling is part of the format."""
 
-_MARK_CLASSES = {r"\p{L}": "qwen2", r"[\p{L}\p{M}]": "qwen35"}
+_LETTERS = {r"\p{L}": "qwen2", r"[\p{L}\p{M}]": "qwen35"}
 
 
 @dataclass(frozen=True)
@@ -103,14 +103,14 @@ def _recognise_split(tokenizer: Settings) -> str:
     steps = tokenizer.find("pre_tokenizer.pretokenizers") or [tokenizer.find("pre_tokenizer")]
     splits = [step for step in steps if isinstance(step, Mapping) and step.get("type") == "Split"]
     found = [str(Settings(step, file=tokenizer.file).find("pattern.Regex")) for step in splits]
-    name = {split_expression(letters): name for letters, name in _MARK_CLASSES.items()}.get(found[0] if found else "")
-    if name is None or len(found) > 1:
-        shown = repr(found)[:80] if found else "no expression"
+    names = {split_expression(letters): name for letters, name in _LETTERS.items()}
+    if len(found) != 1 or found[0] not in names:
+        shown = " and ".join(repr(expression)[:80] for expression in found) or "no expression"
         raise ModelFileError(
             f"'{tokenizer.file}' splits text by {shown}; only the rules of Qwen2 ('qwen2') and Qwen3.5 ('qwen35') "
             "are supported"
         )
-    return name
+    return names[found[0]]
 
 
 def split_expression(letters: str) -> str:

@@ -37,7 +37,7 @@ def quantise_rows(values: np.ndarray, type_number: int) -> np.ndarray:
     _check_row(tensor_type, n_values)
     _check_range(values, tensor_type)
     if tensor_type.name == "f32":
-        return values.view(np.uint8).reshape(n_rows, -1)
+        return values.view(np.uint8)
     raw = np.empty((n_rows, tensor_type.row_bytes(n_values)), np.uint8)
     if raw.size:
         source, out = ffi.from_buffer("float[]", values), ffi.from_buffer(raw, require_writable=True)

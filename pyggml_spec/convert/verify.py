@@ -74,10 +74,10 @@ def _relative_error(old: TensorInfo, new: TensorInfo, path: Path) -> float:
     step = max(1, PIECE_VALUES // old.ne[0])
     for begin in range(0, n_rows(old), step):
         end = min(begin + step, n_rows(old))
-        before = read_rows(old, begin, end).ravel().astype(np.float64)
-        difference = read_rows(new, begin, end).ravel() - before
-        squared_error += float(difference @ difference)
-        squared_values += float(before @ before)
+        before = read_rows(old, begin, end)
+        difference = read_rows(new, begin, end) - before
+        squared_error += float(np.square(difference).sum(dtype=np.float64))
+        squared_values += float(np.square(before).sum(dtype=np.float64))
     if not math.isfinite(squared_error):
         raise ModelFileError(f"tensor '{new.name}' of '{path}' holds values that are not finite; choose another type")
     return math.sqrt(squared_error / squared_values) if squared_values else math.sqrt(squared_error)

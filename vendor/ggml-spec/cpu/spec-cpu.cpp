@@ -2,6 +2,7 @@
 
 #include "attention.h"
 #include "ggml-backend-impl.h"
+#include "mul-mat.h"
 #include "traits.h"
 
 namespace ggml_spec {
@@ -44,6 +45,9 @@ struct kernel : ggml::cpu::tensor_traits {
     }
 
     bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override {
+        if (params->use_ref && !ggml_spec_is_mode(op)) {
+            return false;  // upstream can compute this one too
+        }
         compute_(params, op);
         return true;
     }
@@ -57,6 +61,9 @@ struct kernels : ggml::cpu::extra_buffer_type {
     bool supports_op(ggml_backend_dev_t, const ggml_tensor *) override { return false; }
 
     ggml::cpu::tensor_traits * get_tensor_traits(const ggml_tensor * op) override {
+        if (op->op == GGML_OP_MUL_MAT) {
+            return mul_mat_takes(op) ? &mul_mat : nullptr;
+        }
         if (op->op_params[GGML_SPEC_PARAM_MAGIC] != GGML_SPEC_MAGIC) {
             return nullptr;
         }
@@ -73,6 +80,7 @@ struct kernels : ggml::cpu::extra_buffer_type {
     kernel conv_tree      { conv_tree_work_size,      conv_tree_compute };
     kernel delta_net_tree { delta_net_tree_work_size, delta_net_tree_compute };
     kernel top_k          { top_k_work_size,          top_k_compute };
+    kernel mul_mat        { mul_mat_work_size,        mul_mat_compute };
     kernel attention      { ggml_spec_cpu_attention_work_size, ggml_spec_cpu_attention };
 };
 

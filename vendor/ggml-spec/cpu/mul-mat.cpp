@@ -1,0 +1,59 @@
+#include "mul-mat.h"
+
+#include "mul-mat-k.h"
+#include "mul-mat-q8.h"
+#include "tiled/tiled.h"
+#include "ggml-backend.h"
+#include "ggml-cpu.h"
+
+namespace ggml_spec {
+namespace {
+
+// Bytes of the activations of a column per 256 numbers; 0 for a weight type without kernels.
+size_t act_bytes(ggml_type type) {
+    switch (type) {
+        case GGML_TYPE_Q8_0: return sizeof(q8_0_kernel::act) * panel_blocks;
+        case GGML_TYPE_Q4_K: return sizeof(k_kernel<q4_k_format>::act);
+        case GGML_TYPE_Q5_K: return sizeof(k_kernel<q5_k_format>::act);
+        case GGML_TYPE_Q6_K: return sizeof(k_kernel<q6_k_format>::act);
+        default:             return 0;
+    }
+}
+
+bool is_matrix_in_host_memory(const ggml_tensor * t) {
+    const ggml_tensor * owner = t->view_src ? t->view_src : t;
+    return t->ne[2] == 1 && t->ne[3] == 1 && ggml_is_contiguous(t) && owner->buffer && ggml_backend_buffer_is_host(owner->buffer);
+}
+
+}  // namespace
+
+bool mul_mat_takes(const ggml_tensor * op) {
+    const ggml_tensor * x = op->src[1];
+    return act_bytes(op->src[0]->type) > 0 && is_matrix_in_host_memory(op->src[0]) &&
+           x->type == GGML_TYPE_F32 && x->ne[2] == 1 && x->ne[3] == 1 && x->nb[0] == sizeof(float) &&
+           op->type == GGML_TYPE_F32 && op->nb[0] == sizeof(float);
+}
+
+size_t mul_mat_work_size(int n_threads, const ggml_tensor * op) {
+    const ggml_tensor * x    = op->src[1];
+    const size_t        ours = (x->ne[0] + QK_K - 1) / QK_K * x->ne[1] * act_bytes(op->src[0]->type);
+    // With the backend's use_ref set the node is upstream's, whose needs must then be met.
+    const ggml_type     type     = ggml_get_type_traits_cpu(op->src[0]->type)->vec_dot_type;
+    const size_t        upstream = padded(ggml_row_size(type, ggml_nelements(x))) +
+                                   ggml_tiled_wdata_size(n_threads, const_cast<ggml_tensor *>(op));
+    return std::max(ours, upstream);
+}
+
+void mul_mat_compute(const ggml_compute_params * params, ggml_tensor * op) {
+    const ggml_tensor * w = op->src[0];
+    const product       m = { w, op->src[1], op, params->wdata, w->ne[0] / block_size, w->ne[1], op->src[1]->ne[1] };
+    switch (w->type) {
+        case GGML_TYPE_Q8_0: run_integer_kernel<q8_0_kernel>(params, m);           break;
+        case GGML_TYPE_Q4_K: run_integer_kernel<k_kernel<q4_k_format>>(params, m); break;
+        case GGML_TYPE_Q5_K: run_integer_kernel<k_kernel<q5_k_format>>(params, m); break;
+        case GGML_TYPE_Q6_K: run_integer_kernel<k_kernel<q6_k_format>>(params, m); break;
+        default: GGML_ABORT("mul_mat: no kernel for weights of type %s", ggml_type_name(w->type));
+    }
+}
+
+}  // namespace ggml_spec

@@ -40,6 +40,9 @@ endfunction()
 function(pyggml_spec_add_extension flavour)
     pyggml_spec_configure_ggml("${flavour}")
     pyggml_spec_add_sources()
+    if(TARGET ggml-cuda)
+        pyggml_spec_add_cuda_sources()
+    endif()
 
     set(module "_ggml_${flavour}")
     set(binding "${CMAKE_BINARY_DIR}/${module}.c")
@@ -58,6 +61,8 @@ function(pyggml_spec_add_extension flavour)
     # Another ggml in the process must see none of our symbols.
     target_link_options(${module} PRIVATE -Wl,--exclude-libs,ALL)
     target_link_libraries(${module} PRIVATE ggml ggml-cpu ggml-base)
+    # Upstream's device code needs no device linking, so the host's linker does for every flavour.
+    set_target_properties(${module} PROPERTIES LINKER_LANGUAGE CXX)
     add_custom_command(TARGET ${module} POST_BUILD VERBATIM COMMAND "${CMAKE_COMMAND}" "-DNM=${CMAKE_NM}"
         "-DMODULE=$<TARGET_FILE:${module}>" -P "${CMAKE_CURRENT_SOURCE_DIR}/cmake/check_symbols.cmake")
     install(TARGETS ${module} LIBRARY DESTINATION pyggml_spec/_native COMPONENT pyggml_spec)

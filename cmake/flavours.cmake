@@ -13,11 +13,14 @@ function(pyggml_spec_flavours result)
     if(NOT names)
         message(FATAL_ERROR "No flavour fits this ${CMAKE_SYSTEM_PROCESSOR} machine: it needs x86-64 with SSE4.2 or 64-bit ARM.")
     endif()
+    if(PYGGML_SPEC_CUDA AND NOT "cuda" IN_LIST names)
+        list(APPEND names cuda)
+    endif()
     foreach(name IN LISTS names)
         pyggml_spec_ask_flavours(options options "${name}")
         if(NOT options)
             pyggml_spec_ask_flavours(all all)
-            message(FATAL_ERROR "PYGGML_SPEC_FLAVOURS names '${name}', which is not one of: default, all, native, ${all}.")
+            message(FATAL_ERROR "PYGGML_SPEC_FLAVOURS names '${name}', which is not one of: default, all, native, cuda, ${all}.")
         endif()
     endforeach()
     set(${result} "${names}" PARENT_SCOPE)
@@ -27,6 +30,7 @@ endfunction()
 # each with all jobs.
 function(pyggml_spec_add_children names)
     include(ExternalProject)
+    string(REPLACE ";" "," architectures "${PYGGML_SPEC_CUDA_ARCHITECTURES}")
     foreach(name IN LISTS names)
         ExternalProject_Add(${name}
             SOURCE_DIR "${CMAKE_CURRENT_SOURCE_DIR}"
@@ -35,11 +39,14 @@ function(pyggml_spec_add_children names)
             BUILD_ALWAYS ON
             USES_TERMINAL_CONFIGURE ON
             USES_TERMINAL_BUILD ON
+            LIST_SEPARATOR ,
             CMAKE_ARGS
                 "-DPYGGML_SPEC_FLAVOURS=${name}"
                 "-DPYGGML_SPEC_UPSTREAM_DIR=${upstream_dir}"
                 "-DCMAKE_BUILD_TYPE=${CMAKE_BUILD_TYPE}"
                 "-DPython_EXECUTABLE=${Python_EXECUTABLE}"
+                "-DPYGGML_SPEC_CUDA_ARCHITECTURES=${architectures}"
+                "-DPYGGML_SPEC_CUDA_DEVELOPMENT=${PYGGML_SPEC_CUDA_DEVELOPMENT}"
                 "-DCMAKE_MAKE_PROGRAM=${CMAKE_MAKE_PROGRAM}")
         install(FILES "${CMAKE_BINARY_DIR}/${name}/_ggml_${name}.abi3.so" DESTINATION pyggml_spec/_native COMPONENT pyggml_spec)
     endforeach()

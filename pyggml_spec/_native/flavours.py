@@ -1,7 +1,8 @@
 """The flavours of the native extension: which exist, which this machine can run, and why not the others.
 
-A flavour is one self-contained extension module built for one CPU level; all have the same Python face. This module
-loads none of them, and the build runs it as a script to learn what to build (so it imports only the standard library):
+A flavour is one self-contained extension module built for one CPU level, or for a GPU and one CPU level; all have the
+same Python face. This module loads none of them, and the build runs it as a script to learn what to build (so it
+imports only the standard library):
 
     python flavours.py default          name of the best flavour for this machine
     python flavours.py all              names of every flavour of this platform
@@ -10,6 +11,7 @@ loads none of them, and the build runs it as a script to learn what to build (so
 
 from __future__ import annotations
 
+import ctypes
 import platform
 import sys
 from dataclasses import dataclass
@@ -27,6 +29,7 @@ class Flavour:
     machine: str  # as platform.machine() spells it on Linux
     cpu_flags: frozenset[str]  # what the code may use, as /proc/cpuinfo spells it
     cmake_options: tuple[str, ...]  # NAME=VALUE, prefixed with GGML_ by the build
+    driver: str | None = None  # library that the GPU's driver installs
 
     @property
     def module_name(self) -> str:
@@ -64,6 +67,15 @@ FLAVOURS = (
     Flavour("aarch64", "aarch64", frozenset({"asimd"}), ("CPU_ARM_ARCH=armv8-a",)),
 )
 
+_CUDA_OPTIONS = ("CUDA=ON", "CUDA_GRAPHS=ON", "CUDA_NCCL=OFF")
+_DOTPROD = FLAVOURS[4]
+
+# Opt-in (PYGGML_SPEC_CUDA=ON). Their CPU half has the level that every machine with such a card reaches.
+GPU_FLAVOURS = (
+    Flavour("cuda", "x86_64", _V3.cpu_flags, _V3.cmake_options + _CUDA_OPTIONS, "libcuda.so.1"),
+    Flavour("cuda", "aarch64", _DOTPROD.cpu_flags, _DOTPROD.cmake_options + _CUDA_OPTIONS, "libcuda.so.1"),
+)
+
 # Opt-in (PYGGML_SPEC_FLAVOURS=native): whatever the building machine has, so it must not leave that machine.
 NATIVE = Flavour("native", platform.machine(), frozenset(), ("NATIVE=ON",))
 
@@ -90,6 +102,17 @@ def why_unusable(flavour: Flavour, machine: str, flags: frozenset[str]) -> str |
     return None
 
 
+def why_no_driver(flavour: Flavour) -> str | None:
+    """One phrase when the library of the GPU's driver cannot be loaded, None when it can or is not needed."""
+    if flavour.driver is None:
+        return None
+    try:
+        ctypes.CDLL(flavour.driver)
+    except OSError as error:
+        return f"needs the GPU's driver, which is not installed here ({error})"
+    return None
+
+
 def platform_flavours(machine: str) -> list[Flavour]:
     """Every flavour that a wheel for this machine type carries, best first."""
     return [flavour for flavour in FLAVOURS if flavour.machine == machine]
@@ -107,16 +130,20 @@ def module_path(flavour: Flavour, folders: list[str]) -> Path | None:
 
 
 def list_flavours(folders: list[str]) -> list[FlavourStatus]:
-    """Status of each flavour of this platform, best first, without loading any; `folders` is the package's __path__."""
+    """Status of each flavour of this platform, best first, without loading any; `folders` is the package's __path__.
+
+    Those that are built on request only are listed where they are present.
+    """
     machine, flags = platform.machine(), cpu_flags()
+    optional = (*(f for f in GPU_FLAVOURS if f.machine == machine), NATIVE)
     found = []
-    for flavour in (NATIVE, *platform_flavours(machine)):
+    for flavour in (*optional, *platform_flavours(machine)):
         path = module_path(flavour, folders)
-        if path is None:
-            if flavour is not NATIVE:
-                found.append(FlavourStatus(flavour.name, None, "is not part of this install"))
-        else:
-            found.append(FlavourStatus(flavour.name, path, why_unusable(flavour, machine, flags)))
+        if path is not None:
+            why_not = why_unusable(flavour, machine, flags) or why_no_driver(flavour)
+            found.append(FlavourStatus(flavour.name, path, why_not))
+        elif flavour not in optional:
+            found.append(FlavourStatus(flavour.name, None, "is not part of this install"))
     return found
 
 
@@ -128,7 +155,8 @@ def _answer_build(arguments: list[str]) -> str:
         best = default_flavour(machine, cpu_flags())
         return best.name if best else ""
     if len(arguments) == 2 and arguments[0] == "options":
-        return ";".join(o for f in (*FLAVOURS, NATIVE) if f.name == arguments[1] for o in f.cmake_options)
+        candidates = (*FLAVOURS, *(f for f in GPU_FLAVOURS if f.machine == machine), NATIVE)
+        return ";".join(o for f in candidates if f.name == arguments[1] for o in f.cmake_options)
     raise SystemExit(__doc__)
 
 

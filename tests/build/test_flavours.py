@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import platform
+from dataclasses import replace
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
 
 from pyggml_spec._native import flavours
-from pyggml_spec._native.load import load_best
+from pyggml_spec._native.load import find_packaged_library, load_best
 from pyggml_spec.errors import NativeLibraryError
 
 V2 = "fpu sse ssse3 sse4_1 sse4_2 popcnt cx16"
@@ -80,6 +81,59 @@ def test_statuses_name_what_is_missing(tmp_path: Path, monkeypatch: pytest.Monke
     assert statuses["x86_64_v3"] is None
     assert statuses["x86_64_v2"] == "is not part of this install"
     assert "avx512bw, avx512cd, avx512dq, avx512f, avx512vl" in (statuses["x86_64_v4"] or "")
+
+
+def put_flavours(folder: Path, *names: str) -> None:
+    """Empty files where the extensions of these flavours would be."""
+    for name in names:
+        (folder / f"_ggml_{name}{EXTENSION_SUFFIXES[-1]}").touch()
+
+
+def test_cuda_flavour_needs_its_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Listed first where it is present; without a driver it is passed over with the reason kept."""
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(flavours, "cpu_flags", lambda: frozenset(V3.split()))
+    cuda = next(f for f in flavours.GPU_FLAVOURS if f.machine == "x86_64")
+    broken = replace(cuda, driver="libno-such-driver.so.1")
+    monkeypatch.setattr(flavours, "GPU_FLAVOURS", (broken,))
+    put_flavours(tmp_path, "cuda", "x86_64_v3")
+
+    first = flavours.list_flavours([str(tmp_path)])[0]
+    monkeypatch.setattr("pyggml_spec._native.load.load_flavour", lambda name: name)
+    loaded, skipped = load_best([str(tmp_path)])
+
+    assert first.name == "cuda" and "needs the GPU's driver, which is not installed here" in (first.why_not or "")
+    assert (loaded, list(skipped)) == ("x86_64_v3", ["cuda"])
+    assert "libno-such-driver.so.1" in skipped["cuda"]
+
+
+def test_missing_run_time_library_is_passed_over_with_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An extension that cannot be loaded leaves its reason and the next best flavour serves."""
+    names = [f.name for f in flavours.platform_flavours(platform.machine())][-2:]
+    put_flavours(tmp_path, *names)
+    monkeypatch.setattr(flavours, "cpu_flags", lambda: flavours.platform_flavours(platform.machine())[0].cpu_flags)
+
+    def load(name: str) -> str:
+        if name == names[0]:
+            raise ImportError("libcublas.so.13: cannot open shared object file: No such file or directory")
+        return name
+
+    monkeypatch.setattr("pyggml_spec._native.load.load_flavour", load)
+
+    loaded, skipped = load_best([str(tmp_path)])
+
+    assert loaded == names[1] and "libcublas.so.13" in skipped[names[0]]
+
+
+def test_libraries_of_python_packages_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVIDIA's packages keep them in nvidia/<part>/lib of a folder for packages."""
+    library = tmp_path / "nvidia/cu13/lib/libcublas.so.13"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    monkeypatch.syspath_prepend(tmp_path)
+
+    assert find_packaged_library("libcublas.so.13") == library
+    assert find_packaged_library("libcublas.so.12") is None
 
 
 def test_nothing_to_load_is_one_sentence_with_reasons(tmp_path: Path) -> None:

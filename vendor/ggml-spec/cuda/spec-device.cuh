@@ -1,0 +1,127 @@
+// What the kernels share: the runtime's names, the schedule as device data, and arithmetic with one meaning everywhere.
+#pragma once
+
+#include "ggml-spec-impl.h"
+
+#if defined(__HIPCC__)
+#include <hip/hip_runtime.h>
+#include <hip/hip_fp16.h>
+#define cudaStream_t                hipStream_t
+#define cudaError_t                 hipError_t
+#define cudaSuccess                 hipSuccess
+#define cudaGetLastError            hipGetLastError
+#define cudaGetErrorString          hipGetErrorString
+#define cudaFuncSetAttribute(f, a, v) hipFuncSetAttribute((const void *) (f), a, v)
+#define cudaFuncAttributeMaxDynamicSharedMemorySize hipFuncAttributeMaxDynamicSharedMemorySize
+#define __shfl_xor_sync(mask, value, lane_mask) __shfl_xor(value, lane_mask, 32)
+#else
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+#endif
+
+#include <cstdint>
+
+namespace ggml_spec_cuda {
+
+constexpr int warp_lanes = 32;
+
+// Shared memory that a block may have without asking for more.
+constexpr size_t shared_bytes_plain = 48 * 1024;
+
+// --- arithmetic: spelled out, so that a compiler cannot fuse the same expression differently in two places ---------------
+
+__device__ __forceinline__ float madd(float a, float b, float c) {
+    return fmaf(a, b, c);
+}
+
+__device__ __forceinline__ float times(float a, float b) {
+    return __fmul_rn(a, b);
+}
+
+__device__ __forceinline__ float plus(float a, float b) {
+    return __fadd_rn(a, b);
+}
+
+// Sum over `lanes` neighbouring threads, the same bits in each of them.
+template <int lanes>
+__device__ __forceinline__ float lanes_sum(float x) {
+#pragma unroll
+    for (int step = lanes / 2; step > 0; step /= 2) {
+        x = plus(x, __shfl_xor_sync(0xffffffff, x, step));
+    }
+    return x;
+}
+
+__device__ __forceinline__ float warp_max(float x) {
+#pragma unroll
+    for (int step = warp_lanes / 2; step > 0; step /= 2) {
+        x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, step));
+    }
+    return x;
+}
+
+// --- tensors and the schedule --------------------------------------------------------------------------------------------
+
+// A f32 matrix or stack of matrices whose rows are contiguous; strides in bytes.
+struct strided {
+    const char * data;
+    int64_t      nb1;
+    int64_t      nb2;
+
+    __device__ __forceinline__ const float * row(int64_t i1, int64_t i2 = 0) const {
+        return (const float *) (data + i1 * nb1 + i2 * nb2);
+    }
+};
+
+inline strided strided_view(const ggml_tensor * t) {
+    return { (const char *) t->data, (int64_t) t->nb[1], (int64_t) t->nb[2] };
+}
+
+// The words of ggml-spec.h; the host has validated them.
+struct schedule {
+    const int32_t * words;
+    int             n_columns;
+
+    __device__ __forceinline__ int n_nodes()      const { return words[GGML_SPEC_SCHED_WORD_N_NODES]; }
+    __device__ __forceinline__ int n_pending()    const { return words[GGML_SPEC_SCHED_WORD_N_PENDING]; }
+    __device__ __forceinline__ int pending_bank() const { return words[GGML_SPEC_SCHED_WORD_PENDING_BANK]; }
+    __device__ __forceinline__ int write_bank()   const { return words[GGML_SPEC_SCHED_WORD_WRITE_BANK]; }
+    __device__ __forceinline__ int state_slot()   const { return words[GGML_SPEC_SCHED_WORD_STATE_SLOT]; }
+    __device__ __forceinline__ bool fold()        const { return words[GGML_SPEC_SCHED_WORD_FOLD] != 0; }
+
+    // Visit i: node, parent, restore level, save level.
+    __device__ __forceinline__ const int32_t * visit(int i) const {
+        return words + GGML_SPEC_SCHED_HEADER + GGML_SPEC_SCHED_NODE_WORDS * i;
+    }
+
+    __device__ __forceinline__ int pending_row(int i) const {
+        return words[GGML_SPEC_SCHED_HEADER + GGML_SPEC_SCHED_NODE_WORDS * n_columns + i];
+    }
+};
+
+// --- launches ------------------------------------------------------------------------------------------------------------
+
+// A kernel's dynamic shared memory beyond what every block may have.
+template <typename Kernel>
+void allow_shared_bytes(Kernel kernel, size_t n_bytes) {
+    if (n_bytes > shared_bytes_plain) {
+        (void) cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int) n_bytes);
+    }
+}
+
+// One operation's face to the dispatcher.
+bool   conv_tree_supported(const ggml_tensor * op, size_t shared_bytes);
+void   conv_tree_launch(ggml_tensor * op, cudaStream_t stream);
+
+bool   delta_net_tree_supported(const ggml_tensor * op, size_t shared_bytes);
+void   delta_net_tree_launch(ggml_tensor * op, cudaStream_t stream);
+
+bool   attention_supported(const ggml_tensor * op, size_t shared_bytes);
+size_t attention_scratch_bytes(const ggml_tensor * op);
+void   attention_launch(ggml_tensor * op, void * scratch, cudaStream_t stream);
+
+bool   top_k_supported(const ggml_tensor * op);
+size_t top_k_scratch_bytes(const ggml_tensor * op);
+void   top_k_launch(ggml_tensor * op, void * scratch, cudaStream_t stream);
+
+}  // namespace ggml_spec_cuda

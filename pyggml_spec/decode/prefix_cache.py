@@ -58,12 +58,16 @@ class PrefixCache:
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
-        self.n_bytes = 0
         self._snapshots: list[Snapshot] = []
         self._is_hopeless = False  # one snapshot alone exceeds the limit
 
     def __len__(self) -> int:
         return len(self._snapshots)
+
+    @property
+    def n_bytes(self) -> int:
+        """Host memory in use."""
+        return sum(snapshot.n_bytes for snapshot in self._snapshots)
 
     def find(self, token_ids: Sequence[int]) -> Snapshot | None:
         """The longest snapshot whose tokens begin `token_ids`; it counts as used."""
@@ -104,15 +108,12 @@ class PrefixCache:
         while self.n_bytes + snapshot.n_bytes > self.max_bytes:
             self.evict()
         self._snapshots.append(snapshot)
-        self.n_bytes += snapshot.n_bytes
 
     def evict(self) -> bool:
         """Give up the least recently used snapshot; False when there is none."""
         if not self._snapshots:
             return False
-        oldest = self._snapshots.pop(0)
-        self.n_bytes -= oldest.n_bytes
-        oldest.release()
+        self._snapshots.pop(0).release()
         return True
 
     def clear(self) -> None:

@@ -9,16 +9,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from native_helpers import Harness
 from reference.attention import attend, visible_cells
 from reference.trees import parent_lists
 
-from pyggml_spec.errors import ShapeError
+from pyggml_spec.errors import DeviceError, ShapeError
 from pyggml_spec.ggml import F16, F32, I32, Q8_0, Backend, Context, Graph, GraphArena, ops, spec_ops, type_by_name
 from pyggml_spec.ggml.backend import choose_device
 
-pytestmark = pytest.mark.native
+pytestmark = [pytest.mark.native, pytest.mark.usefixtures("device")]
 
-N_CELLS = 300
+GPU_HEAD_DIMS = (64, 128, 256)
 VISIBILITY = {"ancestors": 0, "block": 1, "prefix": 2}
 
 
@@ -40,6 +41,10 @@ class Case:
     n_columns: int | None = None
 
     @property
+    def n_cells(self) -> int:
+        return len(self.cells)
+
+    @property
     def n_nodes(self) -> int:
         return len(self.parents)
 
@@ -57,7 +62,7 @@ def tensors(case: Case) -> dict[str, np.ndarray]:
     """Random q, gate (N, H, D) and k, v (n_cells, H_kv, D); a token's K/V depend on its place in `cells`, so
     that moving it to another cell changes nothing else."""
     rng = np.random.default_rng(case.seed)
-    kv = rng.standard_normal((2, N_CELLS, case.n_heads_kv, case.head_dim)).astype(np.float32)
+    kv = rng.standard_normal((2, case.n_cells, case.n_heads_kv, case.head_dim)).astype(np.float32)
     placed = np.empty_like(kv)
     placed[:, case.cells] = kv
     q = rng.standard_normal((2, case.n_nodes, case.n_heads, case.head_dim)).astype(np.float32)
@@ -71,15 +76,15 @@ def run(
     given_ = tensors(case) if given_ is None else given_
     n_columns = case.n_columns or case.n_nodes
     width = case.head_dim * case.n_heads_kv
-    with Backend(choose_device("CPU"), n_threads) as backend:
+    with Backend(choose_device(Harness.device), n_threads) as backend:
         context = Context(3)
-        k = context.new_tensor(type_by_name(case.cell_type), [width, N_CELLS])
-        v = context.new_tensor(type_by_name(case.cell_type), [width, N_CELLS])
-        committed = context.new_tensor(I32, [N_CELLS, 2])
+        k = context.new_tensor(type_by_name(case.cell_type), [width, case.n_cells])
+        v = context.new_tensor(type_by_name(case.cell_type), [width, case.n_cells])
+        committed = context.new_tensor(I32, [case.n_cells, 2])
         buffer = backend.allocate(context, "cells")
         graph = Graph(GraphArena(backend), 16)
-        ids = graph.input(I32, [N_CELLS], "ids")
-        rows = [graph.input(F32, [width, N_CELLS], name) for name in ("k_rows", "v_rows")]
+        ids = graph.input(I32, [case.n_cells], "ids")
+        rows = [graph.input(F32, [width, case.n_cells], name) for name in ("k_rows", "v_rows")]
         q = graph.input(F32, [case.head_dim, case.n_heads, n_columns], "q")
         gate = graph.input(F32, [case.head_dim, case.n_heads, n_columns], "gate") if case.has_gate else None
         nodes = graph.input(I32, [spec_ops.NODES_HEADER + 2 * n_columns], "nodes")
@@ -97,9 +102,9 @@ def run(
         )
         graph.output(out)
         graph.place()
-        ids.set(np.arange(N_CELLS, dtype=np.int32))
+        ids.set(np.arange(case.n_cells, dtype=np.int32))
         for tensor, name in zip(rows, ("k", "v"), strict=True):
-            tensor.set(given_[name].reshape(N_CELLS, width))
+            tensor.set(given_[name].reshape(case.n_cells, width))
         q.set(padded(given_["q"], n_columns))
         if gate is not None:
             gate.set(padded(given_["gate"], n_columns))
@@ -108,7 +113,7 @@ def run(
         words[4 : 4 + 2 * case.n_nodes : 2] = case.node_cells
         words[5 : 5 + 2 * case.n_nodes : 2] = case.parents
         nodes.set(words)
-        committed.set(np.array(case.committed, dtype=np.int32), 4 * N_CELLS)
+        committed.set(np.array(case.committed, dtype=np.int32), 4 * case.n_cells)
         graph.run()
         result = out.get().reshape(n_columns, case.n_heads, case.head_dim)
         seen = given_ | {"k": dequantised(k, given_["k"].shape), "v": dequantised(v, given_["v"].shape)}
@@ -132,24 +137,27 @@ def dequantised(tensor, shape: tuple[int, ...]) -> np.ndarray:
     kind = gguf.GGMLQuantizationType(tensor.type.number)
     if kind == gguf.GGMLQuantizationType.F32:
         return raw.view(np.float32).reshape(shape)
-    return gguf.quants.dequantize(raw.reshape(N_CELLS, -1), kind).reshape(shape)
+    return gguf.quants.dequantize(raw.reshape(shape[0], -1), kind).reshape(shape)
+
+
+placements = st.permutations(range(300))
 
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """Any tree, any placement of its cells, any of the three visibilities."""
+    """Any tree, any placement of its cells, any of the three visibilities, any head size that the device has."""
     visibility = draw(st.sampled_from(["ancestors", "block", "prefix"]))
     parents = draw(parent_lists(max_nodes=24))
     if visibility != "ancestors":
         parents = list(range(-1, len(parents) - 1))
     n_kv = draw(st.sampled_from([1, 2, 3]))
     return Case(
-        head_dim=draw(st.sampled_from([32, 64, 96, 128, 256])),
+        head_dim=draw(st.sampled_from([32, 64, 96, 128, 256] if Harness.device == "CPU" else GPU_HEAD_DIMS)),
         n_heads=n_kv * draw(st.sampled_from([1, 2, 4, 6])),
         n_heads_kv=n_kv,
         parents=parents,
         n_committed=draw(st.integers(0, 200)),
-        cells=draw(st.permutations(range(N_CELLS))),
+        cells=draw(placements),
         seed=draw(st.integers(0, 2**32 - 1)),
         window=draw(st.sampled_from([0, 0, 1, 7, 64, 100])),
         visibility=visibility,
@@ -158,12 +166,10 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
-@settings(max_examples=60, deadline=None)
-@given(cases())
-def test_every_node_equals_the_reference(case: Case) -> None:
+def check_against_reference(case: Case, nodes: range) -> None:
     """Relative error under 1e-5: f32 sums of up to 224 terms, exponentials to 1e-7."""
     result, seen = run(case)
-    for node in range(case.n_nodes):
+    for node in nodes:
         cells = visible_cells(
             node, case.node_cells, case.parents, case.committed, case.window, case.visibility
         )
@@ -173,8 +179,35 @@ def test_every_node_equals_the_reference(case: Case) -> None:
         assert np.linalg.norm(result[node] - wanted) <= 1e-5 * np.linalg.norm(wanted)
 
 
+@settings(max_examples=60, deadline=None)
+@given(cases())
+def test_every_node_equals_the_reference(case: Case) -> None:
+    check_against_reference(case, range(case.n_nodes))
+
+
+@pytest.mark.parametrize("n_committed", [4094, 4500, 16380, 17000])
+@pytest.mark.parametrize("cell_type", ["f16", "q8_0"])
+def test_long_lists(n_committed: int, cell_type: str) -> None:
+    """Lists that reach across places where a device may cut them."""
+    cells = np.random.default_rng(n_committed).permutation(n_committed + 20).tolist()
+    case = Case(64, 2, 1, [-1, 0, 0, 1, 3, 3], n_committed, cells, seed=1, cell_type=cell_type)
+
+    check_against_reference(case, range(0, 6, 5))
+    check_branch_against_decoding(case, node=5)
+
+
+def test_head_sizes_without_a_kernel_are_refused_when_the_graph_is_built(device: str) -> None:
+    """A GPU says so, nothing falls to a kernel that does not fit."""
+    case = Case(96, 2, 1, [-1, 0], 10, list(range(20)), seed=1)
+    if device == "CPU":
+        run(case)
+        return
+    with pytest.raises(DeviceError, match="has no kernel for FLASH_ATTN_EXT"):
+        run(case)
+
+
 @settings(max_examples=30, deadline=None)
-@given(cases(), st.permutations(range(N_CELLS)), st.integers(0, 5))
+@given(cases(), placements, st.integers(0, 5))
 def test_bits_do_not_depend_on_company(case: Case, cells: list[int], n_padding: int) -> None:
     """Other cells for the same tokens, padding columns and threads change no bit."""
     alone, _ = run(case)
@@ -188,8 +221,11 @@ def test_bits_do_not_depend_on_company(case: Case, cells: list[int], n_padding: 
 @given(cases())
 def test_a_verified_branch_equals_decoding_it(case: Case) -> None:
     """The last node of a tree, and the same tokens committed one by one: the same bits."""
-    case = replace(case, visibility="ancestors", window=0)
-    node = case.n_nodes - 1
+    check_branch_against_decoding(replace(case, visibility="ancestors", window=0), node=case.n_nodes - 1)
+
+
+def check_branch_against_decoding(case: Case, node: int) -> None:
+    """The node's result is what its path gives when it is decoded token by token."""
     path = [node]
     while case.parents[path[0]] >= 0:
         path.insert(0, case.parents[path[0]])

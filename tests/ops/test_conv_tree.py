@@ -16,6 +16,8 @@ from reference.trees import parent_lists, path_to, shuffled_siblings
 from pyggml_spec._native import ffi, lib
 from pyggml_spec.tree.schedule import chain_schedule, encode_schedule, schedule_tree
 
+pytestmark = [pytest.mark.native, pytest.mark.usefixtures("device")]
+
 # A few roundings of the sum, SiLU's fast exponential (2 ulp) and a division.
 REL_L2 = 1e-6
 quick = settings(max_examples=50, deadline=None)

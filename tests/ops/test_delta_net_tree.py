@@ -16,6 +16,8 @@ from reference.trees import parent_lists, path_to, shuffled_siblings
 from pyggml_spec._native import ffi, lib
 from pyggml_spec.tree.schedule import chain_schedule, encode_schedule, schedule_tree
 
+pytestmark = [pytest.mark.native, pytest.mark.usefixtures("device")]
+
 EPS = 1e-6
 REL_L2 = 1e-5  # of one output against float64: a few hundred float32 roundings at most
 SIZES = st.sampled_from([(16, 16), (32, 32), (64, 64), (128, 128), (64, 32), (16, 48)])  # S_k, S_v

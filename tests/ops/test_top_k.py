@@ -10,6 +10,8 @@ from native_helpers import Harness, message, view
 
 from pyggml_spec._native import ffi, lib
 
+pytestmark = [pytest.mark.native, pytest.mark.usefixtures("device")]
+
 # log-sum-exp of float32 values through a 2-ulp exponential, then one rounding of a value around log(V).
 ABSOLUTE = 4e-6
 quick = settings(max_examples=50, deadline=None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,8 +92,8 @@ def _read_tokens(tokenizer: Settings, added: list[_Added], n_vocab: int) -> tupl
 
 def _read_merges(tokenizer: Settings) -> list[str]:
     merges = tokenizer.find("model.merges")
-    pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in merges or []]
-    if not pairs or not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in pairs):
+    pairs = [m.split(" ") if isinstance(m, str) else m for m in merges] if isinstance(merges, list) else []
+    if not pairs or not all(isinstance(pair, list) and [type(part) for part in pair] == [str, str] for pair in pairs):
         tokenizer.fail(("model.merges",), "must be a list of pairs of tokens")
     return [f"{left} {right}" for left, right in pairs]
 

@@ -587,12 +587,16 @@ enum ggml_spec_mode
   GGML_SPEC_MODE_CONV_TREE = 1,
   GGML_SPEC_MODE_DELTA_NET_TREE = 2,
   GGML_SPEC_MODE_TOP_K = 3,
-  GGML_SPEC_MODE_ATTENTION = 4
+  GGML_SPEC_MODE_ATTENTION = 4,
+  GGML_SPEC_MODE_PACKED = 5
 };
 void ggml_spec_init(void);
 _Bool ggml_spec_is_mode(const struct ggml_tensor *t);
 enum ggml_spec_mode ggml_spec_mode_of(const struct ggml_tensor *t);
 const char *ggml_spec_mode_name(const struct ggml_tensor *t);
+_Bool ggml_spec_pack(struct ggml_tensor *weights);
+int ggml_spec_pack_rows(void);
+_Bool ggml_spec_is_packed(const struct ggml_tensor *weights);
 const char *ggml_spec_check_conv_tree(const struct ggml_tensor *x, const struct ggml_tensor *w, const struct ggml_tensor *window, const struct ggml_tensor *bank_x, const struct ggml_tensor *sched);
 const char *ggml_spec_check_delta_net_tree(const struct ggml_tensor *q, const struct ggml_tensor *k, const struct ggml_tensor *v, const struct ggml_tensor *g, const struct ggml_tensor *beta, const struct ggml_tensor *state, const struct ggml_tensor *bank_k, const struct ggml_tensor *bank_u, const struct ggml_tensor *sched);
 const char *ggml_spec_check_raw_gates(const struct ggml_tensor *t, const struct ggml_tensor *gates);

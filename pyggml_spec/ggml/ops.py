@@ -35,7 +35,18 @@ def mul_mat(context: Context, weight: Tensor, x: Tensor) -> Tensor:
     _check(x.ne[2] % weight.ne[2] == 0 and x.ne[3] % weight.ne[3] == 0, "mul_mat cannot broadcast these", weight, x)
     _check(weight.has_contiguous_rows and x.has_contiguous_rows, "mul_mat needs contiguous rows", weight, x)
     require_type(x, F32, F16, what="the right operand of mul_mat")
+    if weight.is_packed:
+        _check(x.type == F32 and x.ne[2:] == weight.ne[2:] == (1, 1), "packed weights take f32 matrices", weight, x)
     return _node(context, lib.ggml_mul_mat(_begin(context), weight.ptr, x.ptr))
+
+
+def weight_rows(context: Context, weight: Tensor, first: int, n: int) -> Tensor | None:
+    """Rows first .. first + n of a weight matrix as a matrix of their own, or None where its packing cannot be cut so."""
+    if weight.is_packed:
+        step, end = lib.ggml_spec_pack_rows(), first + n
+        if first % step or (end % step and end != weight.ne[1]):
+            return None
+    return view(context, weight, [weight.ne[0], n], [weight.nb[1]], first * weight.nb[1])
 
 
 def _elementwise(call, name: str, context: Context, a: Tensor, b: Tensor) -> Tensor:

@@ -103,7 +103,19 @@ class Tensor:
         if n_bytes:
             lib.ggml_backend_tensor_memset(self.ptr, 0, offset_bytes, n_bytes)
 
+    def pack(self) -> bool:
+        """Reorder a weight matrix in place for the CPU's products; False where its type or this CPU has no such order.
+
+        Afterwards only `mul_mat` and `get_rows` read it rightly.
+        """
+        return bool(lib.ggml_spec_pack(self.ptr))
+
+    @property
+    def is_packed(self) -> bool:
+        return bool(lib.ggml_spec_is_packed(self.ptr))
+
     def _require_memory(self) -> None:
+        self.context.live()
         if self._has_memory:
             return
         view_src = self.ptr.view_src

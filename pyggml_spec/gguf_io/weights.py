@@ -58,6 +58,8 @@ class Weights:
         }
         self._buffer = backend.allocate(self._context, f"the weights of '{what}'")
         self._upload(on_progress)
+        if backend.device.kind == "cpu":
+            self._pack()
 
     def _new(self, parts: list[TensorInfo]) -> Tensor:
         first = parts[0]
@@ -80,6 +82,11 @@ class Weights:
                         on_progress(n_done, n_total)
                 offset += part.n_bytes
         self._uploads.clear()
+
+    def _pack(self) -> None:
+        runs = (run.tensor for stack in self.stacks.values() for run in stack)
+        for tensor in (*runs, *self._tensors.values()):
+            tensor.pack()
 
     def __getitem__(self, name: str) -> Tensor:
         return self._tensors[name]

@@ -54,14 +54,12 @@ def project(graph: Graph, weights: Weights, stack: str, x: Tensor, parts: range 
 
 def _project_run(graph: Graph, weight: Tensor, n_rows: tuple[int, ...], parts: range, x: Tensor) -> list[Tensor]:
     context = graph.context
-    if len(parts) < len(n_rows):
-        row_bytes = weight.nb[1]
-        n_before, n_taken = sum(n_rows[: parts.start]), sum(n_rows[parts.start : parts.stop])
-        weight = ops.view(context, weight, [weight.ne[0], n_taken], [row_bytes], n_before * row_bytes)
-    y = ops.mul_mat(context, weight, x)
-    if len(parts) == 1:
+    first, end = sum(n_rows[: parts.start]), sum(n_rows[: parts.stop])
+    wanted = ops.weight_rows(context, weight, first, end - first) if end - first < sum(n_rows) else weight
+    y = ops.mul_mat(context, weight if wanted is None else wanted, x)
+    if wanted is not None and len(parts) == 1:
         return [y]
-    views, begin = [], 0
+    views, begin = [], first if wanted is None else 0
     for i in parts:
         views.append(ops.view(context, y, [n_rows[i], y.ne[1]], [y.nb[1]], 4 * begin))
         begin += n_rows[i]

@@ -1,6 +1,7 @@
 #include "mul-mat.h"
 
 #include "mul-mat-k.h"
+#include "mul-mat-packed.h"
 #include "mul-mat-q8.h"
 #include "tiled/tiled.h"
 #include "ggml-backend.h"
@@ -46,9 +47,16 @@ size_t mul_mat_work_size(int n_threads, const ggml_tensor * op) {
 
 void mul_mat_compute(const ggml_compute_params * params, ggml_tensor * op) {
     const ggml_tensor * w = op->src[0];
+    GGML_ASSERT(mul_mat_takes(op) && "mul_mat: packed weights take f32 matrices only");
     const product       m = { w, op->src[1], op, params->wdata, w->ne[0] / block_size, w->ne[1], op->src[1]->ne[1] };
     switch (w->type) {
-        case GGML_TYPE_Q8_0: run_integer_kernel<q8_0_kernel>(params, m);           break;
+        case GGML_TYPE_Q8_0:
+            if (ggml_spec_is_packed(w)) {
+                run_packed(params, m);
+            } else {
+                run_integer_kernel<q8_0_kernel>(params, m);
+            }
+            break;
         case GGML_TYPE_Q4_K: run_integer_kernel<k_kernel<q4_k_format>>(params, m); break;
         case GGML_TYPE_Q5_K: run_integer_kernel<k_kernel<q5_k_format>>(params, m); break;
         case GGML_TYPE_Q6_K: run_integer_kernel<k_kernel<q6_k_format>>(params, m); break;
@@ -56,4 +64,39 @@ void mul_mat_compute(const ggml_compute_params * params, ggml_tensor * op) {
     }
 }
 
+void packed_rows_compute(const ggml_compute_params * params, ggml_tensor * op) {
+    const ggml_tensor * w        = op->src[0];
+    const ggml_tensor * ids      = op->src[1];
+    const int64_t       n_packed = w->ne[1] / tile_rows * tile_rows;
+    for (int64_t i = params->ith; i < ids->ne[0]; i += params->nth) {
+        const int64_t row = *(const int32_t *) ((const char *) ids->data + i * ids->nb[0]);
+        GGML_ASSERT(row >= 0 && row < w->ne[1] && "get_rows: a row number beyond the packed matrix");
+        if (row < n_packed) {
+            unpack_row(column(op, i), (const uint8_t *) w->data, w->nb[1], row, w->ne[0] / block_size);
+        } else {
+            ggml_get_type_traits(w->type)->to_float((const char *) w->data + row * w->nb[1], column(op, i), w->ne[0]);
+        }
+    }
+}
+
 }  // namespace ggml_spec
+
+int ggml_spec_pack_rows(void) {
+    return ggml_spec::can_pack ? ggml_spec::tile_rows : 0;
+}
+
+bool ggml_spec_pack(struct ggml_tensor * weights) {
+    using namespace ggml_spec;
+    const bool is_plain = weights->op == GGML_OP_NONE && weights->view_src == nullptr && !ggml_spec_is_packed(weights);
+    if (!can_pack || weights->type != GGML_TYPE_Q8_0 || !is_plain || !is_matrix_in_host_memory(weights)) {
+        return false;
+    }
+    pack_scratch scratch;
+    uint8_t * data = (uint8_t *) weights->data;
+    for (int64_t row = 0; row + tile_rows <= weights->ne[1]; row += tile_rows) {
+        pack_tile(data + row * weights->nb[1], weights->ne[0] / block_size, weights->nb[1], scratch);
+    }
+    weights->op_params[GGML_SPEC_PARAM_MAGIC] = GGML_SPEC_MAGIC;
+    weights->op_params[GGML_SPEC_PARAM_MODE]  = GGML_SPEC_MODE_PACKED;
+    return true;
+}

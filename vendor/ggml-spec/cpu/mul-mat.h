@@ -16,4 +16,7 @@ bool   mul_mat_takes(const ggml_tensor * op);
 size_t mul_mat_work_size(int n_threads, const ggml_tensor * op);
 void   mul_mat_compute(const ggml_compute_params * params, ggml_tensor * op);
 
+// GET_ROWS of packed weights (see ggml_spec_pack).
+void packed_rows_compute(const ggml_compute_params * params, ggml_tensor * op);
+
 }  // namespace ggml_spec

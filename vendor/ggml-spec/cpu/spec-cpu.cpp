@@ -45,7 +45,7 @@ struct kernel : ggml::cpu::tensor_traits {
     }
 
     bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override {
-        if (params->use_ref && !ggml_spec_is_mode(op)) {
+        if (params->use_ref && !ggml_spec_is_mode(op) && !ggml_spec_is_packed(op->src[0])) {
             return false;  // upstream can compute this one too
         }
         compute_(params, op);
@@ -56,13 +56,20 @@ struct kernel : ggml::cpu::tensor_traits {
     compute_fn   compute_;
 };
 
+size_t no_work_size(int, const ggml_tensor *) {
+    return 0;
+}
+
 // Asked for every node of every graph, so the common answer costs one comparison.
 struct kernels : ggml::cpu::extra_buffer_type {
     bool supports_op(ggml_backend_dev_t, const ggml_tensor *) override { return false; }
 
     ggml::cpu::tensor_traits * get_tensor_traits(const ggml_tensor * op) override {
+        if (op->op == GGML_OP_GET_ROWS) {
+            return ggml_spec_is_packed(op->src[0]) ? &packed_rows : nullptr;
+        }
         if (op->op == GGML_OP_MUL_MAT) {
-            return mul_mat_takes(op) ? &mul_mat : nullptr;
+            return ggml_spec_is_packed(op->src[0]) || mul_mat_takes(op) ? &mul_mat : nullptr;
         }
         if (op->op_params[GGML_SPEC_PARAM_MAGIC] != GGML_SPEC_MAGIC) {
             return nullptr;
@@ -72,6 +79,7 @@ struct kernels : ggml::cpu::extra_buffer_type {
             case GGML_SPEC_MODE_DELTA_NET_TREE: return &delta_net_tree;
             case GGML_SPEC_MODE_TOP_K:          return &top_k;
             case GGML_SPEC_MODE_ATTENTION:      return &attention;
+            case GGML_SPEC_MODE_PACKED:
             case GGML_SPEC_MODE_NONE:           break;
         }
         return nullptr;
@@ -81,6 +89,7 @@ struct kernels : ggml::cpu::extra_buffer_type {
     kernel delta_net_tree { delta_net_tree_work_size, delta_net_tree_compute };
     kernel top_k          { top_k_work_size,          top_k_compute };
     kernel mul_mat        { mul_mat_work_size,        mul_mat_compute };
+    kernel packed_rows    { no_work_size,             packed_rows_compute };
     kernel attention      { ggml_spec_cpu_attention_work_size, ggml_spec_cpu_attention };
 };
 

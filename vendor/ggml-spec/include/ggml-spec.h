@@ -45,6 +45,7 @@ enum ggml_spec_mode {
     GGML_SPEC_MODE_DELTA_NET_TREE = 2,
     GGML_SPEC_MODE_TOP_K          = 3,
     GGML_SPEC_MODE_ATTENTION      = 4,  // ggml-spec-attention.h
+    GGML_SPEC_MODE_PACKED         = 5,  // a weight matrix, see ggml_spec_pack
 };
 
 // Registers the CPU kernels. Idempotent; call it before the first graph is planned.
@@ -54,6 +55,13 @@ GGML_API void ggml_spec_init(void);
 GGML_API bool                ggml_spec_is_mode  (const struct ggml_tensor * t);
 GGML_API enum ggml_spec_mode ggml_spec_mode_of  (const struct ggml_tensor * t);
 GGML_API const char *        ggml_spec_mode_name(const struct ggml_tensor * t);
+
+// Reorders a q8_0 weight matrix in host memory, in place and for good, for the CPU product; its size stays the same. Only
+// MUL_MAT and GET_ROWS may read it afterwards, whole or through views that begin and end at multiples of ggml_spec_pack_rows() rows (or
+// at its end). False, and nothing changed, where the type, the layout or this flavour has no such order.
+GGML_API bool ggml_spec_pack     (struct ggml_tensor * weights);
+GGML_API int  ggml_spec_pack_rows(void);  // 0 where nothing can be packed
+GGML_API bool ggml_spec_is_packed(const struct ggml_tensor * weights);
 
 // The same rules that the constructors assert. NULL when the operands fit, else one sentence naming operation, value
 // and rule; the text stays valid until the calling thread's next check.

@@ -100,9 +100,8 @@ def _read_merges(tokenizer: Settings) -> list[str]:
 
 def _recognise_split(tokenizer: Settings) -> str:
     """llama.cpp's name of the rule that cuts text into words, by the expression the tokenizer gives."""
-    steps = tokenizer.find("pre_tokenizer.pretokenizers") or [tokenizer.find("pre_tokenizer")]
-    splits = [step for step in steps if isinstance(step, Mapping) and step.get("type") == "Split"]
-    found = [str(Settings(step, file=tokenizer.file).find("pattern.Regex")) for step in splits]
+    splits = [step for step in _steps(tokenizer, "pre_tokenizer", "pretokenizers") if step.find("type") == "Split"]
+    found = [str(step.find("pattern.Regex")) for step in splits]
     names = {split_expression(letters): name for letters, name in _LETTERS.items()}
     if len(found) != 1 or found[0] not in names:
         shown = " and ".join(repr(expression)[:80] for expression in found) or "no expression"
@@ -111,6 +110,13 @@ def _recognise_split(tokenizer: Settings) -> str:
             "are supported"
         )
     return names[found[0]]
+
+
+def _steps(tokenizer: Settings, key: str, inner_key: str) -> list[Settings]:
+    """What a stage of the tokenizer does: the steps of a sequence, or itself as the only one."""
+    inner = tokenizer.find(f"{key}.{inner_key}")
+    steps = inner if isinstance(inner, list) else [tokenizer.find(key)]
+    return [Settings(step, file=tokenizer.file) for step in steps if isinstance(step, Mapping)]
 
 
 def split_expression(letters: str) -> str:
@@ -145,8 +151,7 @@ def _special_ids(options: Settings, config: Settings, added: list[_Added], n_voc
 
 def _added_around(tokenizer: Settings, options: Settings) -> dict[str, bytes]:
     """Whether encoding adds tokens before or after a text."""
-    steps = tokenizer.find("post_processor.processors") or [tokenizer.find("post_processor")]
-    kinds = {step.get("type") for step in steps if isinstance(step, Mapping)}
+    kinds = {str(step.find("type")) for step in _steps(tokenizer, "post_processor", "processors")}
     if kinds - {"ByteLevel"}:
         tokenizer.fail(("post_processor",), "only tokenizers that add no tokens of their own are supported")
     flags: dict[str, bool | None] = {role: options.find_bool(f"add_{role}_token") for role in ("bos", "eos")}

@@ -41,7 +41,7 @@ def mul_mat(context: Context, weight: Tensor, x: Tensor) -> Tensor:
 
 
 def weight_rows(context: Context, weight: Tensor, first: int, n: int) -> Tensor | None:
-    """Rows first .. first + n of a weight matrix as a matrix of their own, or None where its packing cannot be cut so."""
+    """Rows first .. first + n of a weight matrix as a matrix, or None where its packing cannot be cut so."""
     if weight.is_packed:
         step, end = lib.ggml_spec_pack_rows(), first + n
         if first % step or (end % step and end != weight.ne[1]):

@@ -44,21 +44,24 @@ class Drafter:
         features: FeatureRing,
         kv_types: KvTypes,
     ) -> None:
-        self.config, self.weights, self.limits = config, weights, limits
-        self._arena, self._tables = arena, tables
-        kv = KvCache(
-            backend,
+        self.backend, self.config, self.weights, self.limits = backend, config, weights, limits
+        self._arena, self._tables, self._kv_types = arena, tables, kv_types
+        self.state = dflash.DrafterState(self._new_cache(), features)
+        self.draft_to_target = weights["d2t"].get().reshape(-1) if "d2t" in weights else None  # (n_rows,) int32
+        self.n_anchor_ids = dflash.n_anchor_ids(config, tables)
+        self._graphs: dict[tuple[int, ...], dflash.DrafterGraph] = {}
+
+    def _new_cache(self) -> KvCache:
+        config, limits = self.config, self.limits
+        return KvCache(
+            self.backend,
             n_layers=config.n_layers,
             width=config.head_dim * config.n_heads_kv,
             n_cells=limits.n_slots * (limits.n_ctx + config.draft_block_size),
             n_ctx=limits.n_ctx,
             n_slots=limits.n_slots,
-            types=kv_types,
+            types=self._kv_types,
         )
-        self.state = dflash.DrafterState(kv, features)
-        self.draft_to_target = weights["d2t"].get().reshape(-1) if "d2t" in weights else None  # (n_rows,) int32
-        self.n_anchor_ids = dflash.n_anchor_ids(config, tables)
-        self._graphs: dict[tuple[int, ...], dflash.DrafterGraph] = {}
 
     def graph(self, n_inject: int, top_k: int) -> dflash.DrafterGraph:
         """The graph that injects so many rows and drafts a block (top_k > 0), built at its first use.
@@ -79,6 +82,13 @@ class Drafter:
         """A drafter sequence that follows `target`."""
         return NativeDrafterSequence(self, target)
 
+    def unpark(
+        self, weights: Weights, tables: dflash.SharedTables, arena: GraphArena, features: FeatureRing
+    ) -> None:
+        """Take up work again after `close`, on reloaded weights and with an empty cache."""
+        self.weights, self._tables, self._arena = weights, tables, arena
+        self.state = dflash.DrafterState(self._new_cache(), features)
+
     def close(self) -> None:
         """Free graphs and device memory; safe to call twice."""
         for built in self._graphs.values():
@@ -94,16 +104,23 @@ class NativeDrafterSequence:
     def __init__(self, drafter: Drafter, target: NativeTargetSequence) -> None:
         self._drafter = drafter
         self._target = target
-        self._features = target.features
-        self._cells = SequenceCells(drafter.state.kv, target.slot)
-        self._block = drafter.state.kv.hold_new(drafter.config.draft_block_size)
+        self._bind()
         self.kind = drafter.config.kind
         self.draft_horizon = drafter.config.draft_horizon
         self.n_ctx = drafter.limits.n_ctx
         target.make_feature_room = self.catch_up
 
+    def _bind(self) -> None:
+        """Attach to the caches that target and drafter have now."""
+        drafter, target = self._drafter, self._target
+        assert target.features is not None, "the target was opened without a drafter"
+        self._features = target.features
+        self._cells = SequenceCells(drafter.state.kv, target.slot)
+        self._block = drafter.state.kv.hold_new(drafter.config.draft_block_size)
+
     def catch_up(self) -> None:
         """Inject every committed feature row that was not read yet."""
+        self._target.refuse_void()
         while len(self._features.unread):
             n = min(len(self._features.unread), _INJECT_WIDTHS[-1])
             width = next(w for w in _INJECT_WIDTHS if w >= n)
@@ -118,6 +135,7 @@ class NativeDrafterSequence:
             raise OptionError(f"this drafter proposes 1 to {self.draft_horizon} tokens a block, asked for {n_draft}")
         if not 0 <= anchor_id < self._drafter.n_anchor_ids:  # an id that only pads the target's vocabulary
             return DraftBlock(np.zeros((0, top_k), np.int32), np.zeros((0, top_k), np.float32))
+        self._target.refuse_void()
         n_inject = self.draft_horizon + 1  # a round commits no more
         if len(self._features.unread) > n_inject:
             self.catch_up()
@@ -131,6 +149,8 @@ class NativeDrafterSequence:
 
     def reset(self) -> None:
         """Forget the whole context."""
+        if self._cells.cache is not self._drafter.state.kv:
+            self._bind()
         self._cells.reset()
 
     def snapshot(self) -> CellHold:
@@ -139,11 +159,12 @@ class NativeDrafterSequence:
 
     def restore(self, snapshot: CellHold) -> None:
         """Go on after the tokens of a snapshot taken together with the target's."""
+        self.reset()
         self._cells.restore(snapshot)
 
     def close(self) -> None:
         """Give all cells back."""
-        self.reset()
+        self._cells.reset()
         self._block.release()
         self._target.make_feature_room = None
 

@@ -11,7 +11,16 @@ from typing import Any
 from pyggml_spec import assets
 from pyggml_spec.decode.completion import Completion, Stream
 from pyggml_spec.decode.drafter import Drafter
-from pyggml_spec.decode.loader import Progress, load_drafter, load_target, open_pair
+from pyggml_spec.decode.loader import (
+    OpenPair,
+    Progress,
+    load_drafter,
+    load_drafter_weights,
+    load_target,
+    load_target_weights,
+    open_pair,
+    shared_tables,
+)
 from pyggml_spec.decode.prefix_cache import PrefixCache
 from pyggml_spec.decode.round import SpecMode, SpecOptions
 from pyggml_spec.decode.session import Session
@@ -41,12 +50,14 @@ class Engine:
         drafter: Drafter | None,
         tokenizer: Tokenizer,
         names: dict[str, Any],
-        prefixes: PrefixCache | None = None,
+        pair: OpenPair,
+        prefixes: PrefixCache,
     ) -> None:
         self.target = target
         self.drafter = drafter
         self.tokenizer = tokenizer
-        self.prefixes = PrefixCache(0) if prefixes is None else prefixes
+        self.prefixes = prefixes
+        self._pair = pair
         self._names = names
         self._stack = ExitStack()
         self._running: Stream | None = None
@@ -110,7 +121,7 @@ class Engine:
                 "device": backend.device.name,
                 "device_kind": backend.device.kind,
             }
-            engine = cls(loaded, drafting, pair.tokenizer, names, PrefixCache(prefix_cache_mib << 20))
+            engine = cls(loaded, drafting, pair.tokenizer, names, pair, PrefixCache(prefix_cache_mib << 20))
             engine._stack = stack.pop_all()
         return engine
 
@@ -213,6 +224,7 @@ class Engine:
         state = self.target.state
         return {
             **self._names,
+            "parked": self.target.is_parked,
             "n_ctx": self.target.limits.n_ctx,
             "n_threads": self.target.backend.n_threads,
             "memory": {
@@ -226,6 +238,49 @@ class Engine:
                 "scratch": self.target.arena.n_bytes,
             },
         }
+
+    def park(self) -> None:
+        """Free the device memory of weights, caches and scratch until `unpark`; the files stay open.
+
+        Sessions stay open too: the next call of one computes its conversation again. Cached prefixes are given up.
+        Safe to call twice.
+
+        Raises:
+            OptionError: a stream is running, or the engine is closed.
+        """
+        if self._running is not None:
+            raise OptionError("a generation of this engine is still running: exhaust or close its stream first")
+        if self.target.why_unusable is not None and not self.target.is_parked:
+            raise OptionError(self.target.why_unusable)
+        self._free_memory()
+
+    def _free_memory(self) -> None:
+        self.prefixes.clear()
+        if self.drafter is not None:
+            self.drafter.close()
+        self.target.park()
+
+    def unpark(self, on_progress: Progress | None = None) -> None:
+        """Load weights again and make new caches; safe to call when the engine is not parked.
+
+        Raises:
+            DeviceError: the device has too little memory now; the engine stays parked.
+            OptionError: the engine is closed.
+        """
+        if not self.target.is_parked:
+            self.target.refuse_unusable()
+            return
+        target, drafter, pair = self.target, self.drafter, self._pair
+        try:
+            target.unpark(load_target_weights(target.backend, pair, on_progress))
+            if drafter is not None:
+                weights = load_drafter_weights(target.backend, pair, on_progress)
+                tables = shared_tables(target, drafter.config, weights)
+                drafter.unpark(weights, tables, target.arena, target.feature_ring)
+        except BaseException:
+            self._free_memory()
+            raise
+        self._share_cells()
 
     def close(self) -> None:
         """Free all device memory; safe to call twice."""

@@ -65,22 +65,29 @@ def open_pair(stack: ExitStack, target_path: Path, drafter_path: Path | None) ->
     return OpenPair(file, config, tokenizer, drafter_file, drafter_config)
 
 
+def load_target_weights(backend: Backend, pair: OpenPair, report: Progress | None) -> Weights:
+    """The target's weights on the device; `report(bytes done, bytes in all)` covers both files."""
+    config, file = pair.target_config, pair.target_file
+    stacks, on_progress = qwen35.target_stacks(config), _shifted(report, 0, pair.n_bytes)
+    return Weights(backend, file.tensors, target_tensors(config), stacks, file.path.name, on_progress)
+
+
+def load_drafter_weights(backend: Backend, pair: OpenPair, report: Progress | None) -> Weights:
+    """The drafter's weights on the device."""
+    config, file = pair.drafter_config, pair.drafter_file
+    assert config is not None and file is not None, "the pair has no drafter"
+    stacks, on_progress = dflash.drafter_stacks(config), _shifted(report, pair.target_file.n_bytes, pair.n_bytes)
+    return Weights(backend, canonical_tensors(file), drafter_tensors(config), stacks, file.path.name, on_progress)
+
+
 def load_target(
     stack: ExitStack, backend: Backend, pair: OpenPair, limits: TargetLimits, kv_types: KvTypes, report: Progress | None
 ) -> Target:
-    """The target on the device; `report(bytes done, bytes in all)` covers both files."""
-    config, file = pair.target_config, pair.target_file
-    weights = Weights(
-        backend,
-        file.tensors,
-        target_tensors(config),
-        qwen35.target_stacks(config),
-        file.path.name,
-        _shifted(report, 0, pair.n_bytes),
-    )
+    """The target on the device, with its caches."""
+    weights = load_target_weights(backend, pair, report)
     stack.callback(weights.close)
     layers = () if pair.drafter_config is None else pair.drafter_config.target_layer_ids
-    target = Target(backend, config, weights, limits, kv_types=kv_types, feature_layers=layers)
+    target = Target(backend, pair.target_config, weights, limits, kv_types=kv_types, feature_layers=layers)
     stack.callback(target.close)
     return target
 
@@ -89,15 +96,8 @@ def load_drafter(
     stack: ExitStack, target: Target, pair: OpenPair, kv_types: KvTypes, report: Progress | None
 ) -> Drafter:
     """The drafter of an open pair beside its target."""
-    config, file = pair.drafter_config, pair.drafter_file
-    weights = Weights(
-        target.backend,
-        canonical_tensors(file),
-        drafter_tensors(config),
-        dflash.drafter_stacks(config),
-        file.path.name,
-        _shifted(report, pair.target_file.n_bytes, pair.n_bytes),
-    )
+    config, weights = pair.drafter_config, load_drafter_weights(target.backend, pair, report)
+    assert config is not None, "the pair has no drafter"
     stack.callback(weights.close)
     drafter = Drafter(
         target.backend,
@@ -105,15 +105,16 @@ def load_drafter(
         config,
         weights,
         DrafterLimits(target.limits.n_ctx, target.limits.n_slots),
-        tables=_shared_tables(target, config, weights),
-        features=target.state.features,
+        tables=shared_tables(target, config, weights),
+        features=target.feature_ring,
         kv_types=kv_types,
     )
     stack.callback(drafter.close)
     return drafter
 
 
-def _shared_tables(target: Target, config: DrafterConfig, own: Weights) -> dflash.SharedTables:
+def shared_tables(target: Target, config: DrafterConfig, own: Weights) -> dflash.SharedTables:
+    """The embedding table and the output head that the drafter works with."""
     embeddings = target.weights["token_embd.weight"]
     head = embeddings if target.config.tied_embeddings else target.weights["output.weight"]
     if config.has_own_embeddings:  # which serve as the head too when the file has no other

@@ -50,7 +50,10 @@ class TargetSequence(Protocol):
 
     n_ctx: int  # most committed tokens the caches can hold
     max_width: int  # most nodes of one verify
-    length: int
+
+    @property
+    def length(self) -> int:
+        """Committed tokens in the caches."""
 
     def prefill(self, token_ids: Sequence[int], on_chunk: Callable[[int], None] | None) -> None:
         """Append committed tokens; `on_chunk(n_done)` runs between chunks and may raise to stop there."""
@@ -77,7 +80,10 @@ class TargetSequence(Protocol):
 class DrafterSequence(Protocol):
     """One sequence on the drafter. A drafter with a smaller context than the target's also has an `n_ctx`."""
 
-    kind: str
+    @property
+    def kind(self) -> str:
+        """Kind of drafter, for statistics."""
+
     draft_horizon: int  # most tokens one block proposes
 
     def catch_up(self) -> None:

@@ -124,7 +124,7 @@ class Session:
     def close(self) -> None:
         """Leave a snapshot with `prefixes` and give the caches back to the engine; safe to call twice."""
         try:
-            if not (self._is_void or self._is_ahead()):
+            if not (self._are_caches_lost() or self._is_ahead()):
                 with suppress(DeviceError):  # a prefix is worth no error; the device will speak up when it is needed
                     self._leave_prefix()
         finally:
@@ -243,6 +243,10 @@ class Session:
         if self._is_running:
             raise OptionError("a generation is still running in this session: exhaust or close its iterator first")
 
+    def _are_caches_lost(self) -> bool:
+        """Void by what this session knows, or by what the target knows (the engine was parked, another call failed)."""
+        return self._is_void or bool(getattr(self.target, "is_void", False))
+
     def _is_ahead(self) -> bool:
         """Interrupted between commit and bookkeeping, the caches hold more than the tokens say."""
         return self.target.length > max(len(self.tokens) - 1, 0)
@@ -263,7 +267,7 @@ class Session:
         self._synchronise(on_prefill)
 
     def _synchronise(self, on_prefill: Callable[[int, int], None] | None) -> None:
-        if self._is_void or getattr(self.target, "is_void", False):
+        if self._are_caches_lost():
             self._empty_caches()
         self._find_prefix()
         missing = self.tokens[self.target.length : -1]

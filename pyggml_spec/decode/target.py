@@ -19,6 +19,7 @@ from pyggml_spec.state.kv_cells import KvCache, KvTypes
 from pyggml_spec.state.recurrent import RecurrentState
 
 MAX_VERIFY_WIDTH = 128
+_PARKED = "this engine is parked: call unpark() before it is used"
 PREFILL_WIDTHS = (16, 64, 256, 512)  # columns of a prefill graph; a chunk takes the smallest that holds it
 
 
@@ -56,6 +57,7 @@ class Target:
         self._kv_types, self._feature_layers = kv_types, feature_layers
         self._graphs: dict[tuple[int, int, str, int], qwen35.TargetGraph] = {}
         self._sequences: dict[int, ref[NativeTargetSequence]] = {}
+        self.why_unusable: str | None = None  # parked or closed
         self._allocate()
         if limits.exact:
             self.exact_widths = find_exact_widths(self)
@@ -72,6 +74,12 @@ class Target:
     def generation(self) -> int:
         """Of the weights; caches and graphs made with older ones are of no use."""
         return self.weights.generation
+
+    @property
+    def feature_ring(self) -> FeatureRing:
+        """Where features are captured for a drafter."""
+        assert self.state.features is not None, "the target was opened without a drafter"
+        return self.state.features
 
     @property
     def prefill_batch(self) -> int:
@@ -119,6 +127,7 @@ class Target:
 
     def open_sequence(self) -> NativeTargetSequence:
         """A new, empty sequence; raises OptionError when all slots are taken."""
+        self.refuse_unusable()
         slot = self._free_slot()
         if slot is None:
             gc.collect()  # sequences that were dropped without being closed
@@ -142,9 +151,28 @@ class Target:
     def refuse_unusable(self) -> None:
         """Raise when nothing can be computed now."""
         self.backend.refuse_if_dead()
+        if self.why_unusable is not None:
+            raise OptionError(self.why_unusable)
+
+    @property
+    def is_parked(self) -> bool:
+        """Whether `unpark` is needed before anything else."""
+        return self.why_unusable == _PARKED
+
+    def park(self) -> None:
+        """Free all device memory until `unpark`; every sequence is void from now on."""
+        self.close()
+        self.why_unusable = _PARKED
+
+    def unpark(self, weights: Weights) -> None:
+        """Take up work again on reloaded weights, with empty caches; raises DeviceError when memory is short."""
+        self.weights = weights
+        self._allocate()
+        self.why_unusable = None
 
     def close(self) -> None:
         """Free graphs and device memory; safe to call twice."""
+        self.why_unusable = "this engine is closed: load a new one"
         for built in self._graphs.values():
             built.graph.close()
         self._graphs.clear()

@@ -79,7 +79,8 @@ class NativeTargetSequence:
     @property
     def is_void(self) -> bool:
         """Whether the caches hold something else than `length` committed tokens."""
-        return self._is_void or self._generation != self._target.generation
+        target = self._target
+        return self._is_void or target.why_unusable is not None or self._generation != target.generation
 
     @property
     def length(self) -> int:
@@ -108,6 +109,7 @@ class NativeTargetSequence:
             self._launch(self._target.verify_graph(n, "top", 1), tree)
             self.accept(range(n))
             return
+        self.refuse_void()
         built = self._target.prefill_graph(n)
         first = self.length
         cells = self._cells.take(n)
@@ -128,13 +130,14 @@ class NativeTargetSequence:
         self._checked_ids(tree.token_ids)
         built = self._target.verify_graph(n, "logits" if logits else "top", 0 if logits else top_k)
         self._launch(built, tree)
-        result = built.result.get()[:n]
+        result = _result_of(built)[:n]
         if logits:
             return Posterior(result.argmax(axis=1).astype(np.int32), result)
         return Posterior(result[:, 0])
 
     def _launch(self, built: qwen35.TargetGraph, tree: DraftTree) -> None:
         """Compute the nodes; what becomes of them is open until accept or discard."""
+        self.refuse_void()
         cells = self._cells.take(tree.n_nodes)
         rows = self._feature_rows(tree.n_nodes)
         self._candidate = rows
@@ -146,10 +149,11 @@ class NativeTargetSequence:
         self.reset()
         self._launch(built, tree)
         self.discard()
-        return built.result.get()
+        return _result_of(built)
 
     def accept(self, path: Sequence[int]) -> None:
         """Commit these nodes of the last verify, anchor first."""
+        self.refuse_void()
         rows = self._take_candidate()
         self._cells.commit(path)
         self._rotation.accept(path)
@@ -158,12 +162,14 @@ class NativeTargetSequence:
 
     def discard(self) -> None:
         """Drop the result of a completed verify: its fold of the pending rows has happened, nothing else."""
+        self.refuse_void()
         self._take_candidate()
         self._cells.drop()
         self._rotation.clear()
 
     def flush(self) -> None:
         """Fold pending rows, so that the durable state itself is up to date."""
+        self.refuse_void()
         self._refuse_candidate()
         if not self._rotation.pending_rows:
             return
@@ -179,7 +185,6 @@ class NativeTargetSequence:
             ShapeError: a verify awaits accept or discard.
             DeviceError: the sequence is void.
         """
-        self._refuse_void()
         self.flush()
         state = self._target.state.recurrent.copy_slot(self.slot)
         return TargetSnapshot(self._cells.hold(), state, self._generation)
@@ -269,7 +274,7 @@ class NativeTargetSequence:
             host["feature_rows"][:] = state.features.padding_row
 
     def _run(self, built: qwen35.TargetGraph) -> None:
-        self._refuse_void()
+        self.refuse_void()
         built.inputs.upload()
         self._is_void = True  # whatever ends the call early, an interrupt too, leaves the layers out of step
         built.graph.run()
@@ -284,7 +289,7 @@ class NativeTargetSequence:
             self.features.unread.clear()
         return self.features.rows_for(n)
 
-    def _checked_ids(self, token_ids: Sequence[int]) -> np.ndarray:
+    def _checked_ids(self, token_ids: Sequence[int] | np.ndarray) -> np.ndarray:
         ids = np.asarray(token_ids)
         wide = ids.view(np.uint32) if ids.dtype == np.int32 else ids.astype(np.uint64)  # negative ids become huge
         if len(ids) and wide.max() >= self._target.config.n_vocab:
@@ -292,12 +297,13 @@ class NativeTargetSequence:
             raise OptionError(f"token id {bad} is outside the vocabulary of {self._target.config.n_vocab} tokens")
         return ids.astype(np.int32, copy=False)
 
-    def _refuse_void(self) -> None:
+    def refuse_void(self) -> None:
+        """Raise unless the caches hold what `length` says."""
         self._target.refuse_unusable()
         if self.is_void:
             raise DeviceError(
-                "this sequence was left half-way by a call that failed or was interrupted; reset it and prefill its "
-                "tokens again"
+                "this sequence's caches are void: a call failed or was interrupted half-way, or the engine was parked; "
+                "reset it and prefill its tokens again"
             )
 
     def _refuse_candidate(self) -> None:
@@ -309,3 +315,9 @@ class NativeTargetSequence:
             raise ShapeError("there is no verify to accept or discard")
         rows, self._candidate = self._candidate, None
         return rows
+
+
+def _result_of(built: qwen35.TargetGraph) -> np.ndarray:
+    """The rows (n_columns, ..) that a graph with a head computed."""
+    assert built.result is not None, "a prefill graph has no result"
+    return built.result.get()

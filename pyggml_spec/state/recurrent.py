@@ -41,6 +41,9 @@ class RecurrentState:
         }
         what = f"the recurrent state of {n_slots} sequences"
         self._buffer = backend.allocate(self._context, what) if n_layers else None
+        banks = [t for layer in self.layers.values() for t in (layer.bank_k, layer.bank_u, layer.bank_x)]
+        self.bank_bytes = sum(t.n_bytes for t in banks)  # memory of the factor banks
+        self.state_bytes = sum(t.n_bytes for t in self._durable())  # of the states: one snapshot of every sequence
 
     def _new_layer(self, config: TargetConfig, i: int) -> LayerState:
         s, h_k, h_v, c = config.state_size, config.n_heads_k, config.n_heads_v, config.n_conv_channels
@@ -56,16 +59,6 @@ class RecurrentState:
             bank_u=new([s + BANK_U_EXTRA, h_v, self.n_rows, n_banks], "bank_u"),
             bank_x=new([c, self.n_rows, n_banks], "bank_x"),
         )
-
-    @property
-    def bank_bytes(self) -> int:
-        """Memory of the factor banks."""
-        return sum(t.n_bytes for layer in self.layers.values() for t in (layer.bank_k, layer.bank_u, layer.bank_x))
-
-    @property
-    def state_bytes(self) -> int:
-        """Memory of the durable states and windows: what ONE snapshot per sequence takes."""
-        return sum(t.n_bytes for t in self._durable())
 
     @property
     def dense_bytes(self) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from pyggml_spec import ContextLimitError, DeviceError, Engine, FatalDeviceError
 from pyggml_spec.decode.round import SpecOptions
 from pyggml_spec.decode.session import Session
 from pyggml_spec.errors import ShapeError
+from pyggml_spec.ggml import Backend
 from pyggml_spec.tree.build import TreeOptions
 from pyggml_spec.tree.draft_tree import DraftTree
 
@@ -242,12 +245,13 @@ def test_a_discarded_verify_leaves_no_trace(small: Engine) -> None:
     sequence.reset()
     sequence.prefill(ids[:23])
     untouched = sequence.state_hashes(), sequence.verify(DraftTree.root(ids[23]), logits=True).logits
+    sequence.discard()
+    with pytest.raises(ShapeError, match="no verify"):
+        sequence.accept([0])
     session.close()
 
     assert discarded[0] == untouched[0]
     assert np.array_equal(discarded[1], untouched[1])
-    with pytest.raises(ShapeError, match="no verify"):
-        sequence.accept([0])
 
 
 # Faults
@@ -400,3 +404,134 @@ def test_a_full_context_is_an_error_and_nothing_else(small: Engine) -> None:
     session.close()
 
     assert said == fresh(small, [5, 6, 7], 8)[0]
+
+
+# Parking
+
+
+def resident_mb() -> float:
+    """Resident memory of this process, without what its allocator keeps for later."""
+    if hasattr(ctypes.CDLL(None), "malloc_trim"):
+        ctypes.CDLL(None).malloc_trim(0)
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
+
+
+@pytest.fixture
+def parkable() -> Iterator[Engine]:
+    """An engine of its own."""
+    with Engine.load(n_ctx=256, n_threads=1, n_parallel=2) as engine:
+        yield engine
+
+
+def test_parking_frees_memory_and_unparking_restores_everything(parkable: Engine) -> None:
+    """Same tokens after it, ten times over, without growing; a parked engine says that it is."""
+    ids = parkable.tokenizer.encode(PROMPT)
+    wanted = [request(parkable, ids, 20, mode)[0] for mode in MODES]
+    in_use = []
+    for _ in range(10):
+        in_use.append(resident_mb())
+        parkable.park()
+        assert resident_mb() < in_use[-1] - 15  # weights alone are 20 MB
+        assert parkable.describe()["parked"]
+        assert parkable.describe()["memory"]["weights"] == 0
+        with pytest.raises(OptionError, match="parked: call unpark"):
+            parkable.generate(ids)
+        parkable.unpark()
+        assert [request(parkable, ids, 20, mode)[0] for mode in MODES] == wanted
+
+    assert in_use[-1] - in_use[1] < 5
+    parkable.park()
+    parkable.park()
+    parkable.unpark()
+    parkable.unpark()
+
+
+def test_sessions_survive_parking(parkable: Engine) -> None:
+    """Also in the middle of a generation: the conversation is computed again and goes on."""
+    ids = parkable.tokenizer.encode(PROMPT)
+    wanted = fresh(parkable, ids, 30)[0]
+    session = parkable.open_session()
+    snapshot = session.snapshot()
+    stream = session.generate(ids, spec=MODES["chain"], max_tokens=30)
+    said = [*next(stream).token_ids, *next(stream).token_ids]
+    parkable.park()
+    for call in (session.snapshot, lambda: parkable.open_session(), lambda: session.target.accept([0])):
+        with pytest.raises(OptionError):
+            call()
+    parkable.unpark()
+    said += [token_id for emission in stream for token_id in emission.token_ids]
+    with pytest.raises(OptionError, match="parked"):
+        session.restore(snapshot)
+    assert said == wanted
+    assert session.stats.rebuilds == 1
+    parkable.park()
+    session.close()
+    snapshot.release()
+    parkable.unpark()
+    assert request(parkable, ids, 30)[0] == wanted
+
+
+def test_parked_engine_can_be_closed(parkable: Engine) -> None:
+    """Nothing is freed twice."""
+    session = parkable.open_session()
+    parkable.park()
+    parkable.close()
+    session.close()
+
+
+def test_a_running_stream_is_not_parked_away(parkable: Engine) -> None:
+    """The engine refuses; the stream goes on."""
+    with parkable.stream(PROMPT, max_tokens=8) as stream:
+        next(stream)
+        with pytest.raises(OptionError, match="still running"):
+            parkable.park()
+        list(stream)
+    assert len(stream.completion.tokens) == 8
+
+
+def test_graphs_belong_to_the_weights_they_were_built_on(parkable: Engine) -> None:
+    """A reload makes new ones, target's and drafter's, even where the weights land at the same address."""
+    request(parkable, [5, 6, 7], 12)
+    before = parkable.target.verify_graph(1, "top", 1), parkable.drafter.graph(8, 1)
+    parkable.target.weights.generation += 1_000_000
+    assert parkable.target.verify_graph(1, "top", 1) is not before[0]
+    parkable.park()
+    parkable.unpark()
+
+    assert parkable.target.verify_graph(1, "top", 1) is not before[0]
+    assert parkable.drafter.graph(8, 1) is not before[1]
+    assert {key[0] for key in parkable.target._graphs} == {parkable.target.generation}
+
+
+def test_unparking_without_memory_leaves_the_engine_parked(parkable: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error comes out, nothing stays half-loaded, and a later attempt succeeds."""
+    wanted = request(parkable, [5, 6, 7], 12)[0]
+    parkable.park()
+    parked_mb, allocate, n_calls = resident_mb(), Backend.allocate, 0
+
+    def failing(self: Backend, context: Any, what: str) -> Any:
+        nonlocal n_calls
+        n_calls += 1
+        if n_calls == 4:
+            raise DeviceError(f"no memory for {what}")
+        return allocate(self, context, what)
+
+    monkeypatch.setattr(Backend, "allocate", failing)
+    with pytest.raises(DeviceError, match="no memory for"):
+        parkable.unpark()
+    assert parkable.describe()["parked"]
+    assert resident_mb() < parked_mb + 10
+    parkable.unpark()
+    assert request(parkable, [5, 6, 7], 12)[0] == wanted
+
+
+def test_a_session_outlives_its_engine_harmlessly() -> None:
+    """It refuses work, and closing it frees nothing twice."""
+    with Engine.load(n_ctx=64, n_threads=1) as engine:
+        session = engine.open_session()
+        said = say(session, [5, 6, 7], 4)
+    for call in (session.snapshot, lambda: say(session, [], 4), engine.open_session, engine.park, engine.unpark):
+        with pytest.raises(OptionError, match="closed: load a new one"):
+            call()
+    session.close()
+    assert len(said) == 4

@@ -68,9 +68,11 @@ def test_f32_greedy_equals_the_reference(f32_engine: Engine, golden: list[dict[s
     ],
     ids=["f16", "q8_0", "q4_k_m"],
 )
-def test_quantised_logits_stay_in_bound(path: Path, bound: float, golden: list[dict[str, Any]]) -> None:
+def test_quantised_logits_stay_in_bound(
+    path: Path, bound: float, golden: list[dict[str, Any]], device: str
+) -> None:
     """Relative error of the logits after each prompt, and the best token unchanged."""
-    with load(path, None) as engine:
+    with load(path, None, device=device) as engine:
         for prompt in golden:
             logits, wanted = prompt_logits(engine, prompt["ids"]), prompt["arrays"]["logits"]
 

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
-from pyggml_spec import Engine
+from pyggml_spec import Engine, assets
 from pyggml_spec.decode.round import SpecOptions
 from pyggml_spec.tree.build import TreeOptions
+
+from .conftest import load
 
 pytestmark = pytest.mark.native
 
@@ -53,9 +55,10 @@ def test_short_drafts_change_no_token(
 
 
 @pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
-def test_smaller_caches_change_no_token(prompts: list[str], kv_type: str) -> None:
+def test_smaller_caches_change_no_token(prompts: list[str], kv_type: str, device: str) -> None:
     """A cell holds the same bits whoever wrote it."""
-    with Engine.load(n_ctx=512, n_threads=2, kv_type_k=kv_type, kv_type_v=kv_type) as engine:
+    options = {"n_ctx": 512, "kv_type_k": kv_type, "kv_type_v": kv_type, "device": device}
+    with load(assets.embedded_target_path(), assets.embedded_drafter_path(), **options) as engine:
         for prompt in prompts[::8]:
             assert greedy(engine, prompt, spec="chain") == greedy(engine, prompt, spec="off"), prompt
 

@@ -1,24 +1,16 @@
-"""Tests that ask for `device` run once on the CPU and once on the first GPU, if this install can use one."""
+"""Operations on every device of this install."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
-
-
-def device_params() -> list[object]:
-    """The devices' names."""
-    from pyggml_spec.ggml import list_devices
-
-    gpus = [device.name for device in list_devices() if device.kind == "gpu"]
-    return ["CPU", *(pytest.param(name, marks=pytest.mark.gpu) for name in gpus[:1])]
+from devices import parametrise_devices
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """One run a device."""
-    if "device" in metafunc.fixturenames:
-        metafunc.parametrize("device", device_params(), indirect=True, scope="module")
+    parametrise_devices(metafunc, scope="module")
 
 
 @pytest.fixture(scope="module")

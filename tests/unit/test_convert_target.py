@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -232,3 +233,33 @@ def test_source_sample_is_random(tmp_path: Path) -> None:
     tensors = open_gguf(write_tiny_target(tmp_path / "a.gguf")).tensors.values()
 
     assert all(np.unique(t.data.view(np.float32)).size > 0.9 * t.n_bytes / 4 for t in tensors)
+
+
+def test_failing_200_times_leaks_nothing(tiny: Path) -> None:
+    """Refused and interrupted conversions leave no open file and no mapping behind."""
+
+    def interrupt(n_done: int, n_total: int) -> None:
+        raise KeyboardInterrupt
+
+    def fail() -> None:
+        change_config(tiny, intermediate_size=32)
+        with pytest.raises(ModelFileError):
+            plan_conversion(tiny, outtype="f32").check()
+        change_config(tiny, intermediate_size=24)
+        with pytest.raises(KeyboardInterrupt):
+            plan_conversion(tiny, outtype="f32").write(tiny.with_name("out.gguf"), interrupt)
+
+    fail()
+    gc.collect()
+    before = _held()
+    for _ in range(100):
+        fail()
+    gc.collect()
+
+    assert _held() <= before
+
+
+def _held() -> int:
+    """Open files and mapped model files of this process."""
+    mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if ".safetensors" in line]
+    return len(list(Path("/proc/self/fd").iterdir())) + len(mapped)

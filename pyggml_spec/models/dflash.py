@@ -21,7 +21,7 @@ from pyggml_spec.state.kv_cells import KvCache
 _NODES_PER_LAYER = 48
 _NODES_PER_SLOT = 12
 _NODES_PER_TAP = 32  # of a layer's four convolutions
-MARKOV_CANDIDATES = 16  # per slot of a DSpark tree, before any token is known
+TREE_CANDIDATES = 16  # per slot, before any token is known; a DFlash2 chain searches as many as its file says
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ def build_markov(b: _Build, hidden: Tensor, logits: Tensor, top_k: int) -> dict[
     if head.confidence is not None:
         results["confidence"] = dspark.chain_confidence(g, head, hidden, results["chain"], b.anchor)
     if top_k > 1 and b.config.draft_horizon > 1:
-        n_candidates = min(MARKOV_CANDIDATES, logits.ne[0])
+        n_candidates = min(TREE_CANDIDATES, logits.ne[0])
         results["top"] = spec_ops.top_k(ctx, logits, n_candidates, logprobs=True)
         candidates, chained = _ids(g, results["top"]), _ids(g, results["chain"])
         predecessors = ops.concat(ctx, candidates, chained, axis=0)
@@ -223,9 +223,10 @@ def build_markov(b: _Build, hidden: Tensor, logits: Tensor, top_k: int) -> dict[
     return results
 
 
-def build_selector(b: _Build, hidden: Tensor, logits: Tensor) -> dict[str, Tensor]:
+def build_selector(b: _Build, hidden: Tensor, logits: Tensor, top_k: int) -> dict[str, Tensor]:
     """Results of a DFlash2 drafter."""
-    g, n_candidates = b.graph, min(b.config.selector_top_k, logits.ne[0])
+    g, n_candidates = b.graph, b.config.selector_top_k if top_k == 1 else TREE_CANDIDATES
+    n_candidates = min(n_candidates, logits.ne[0])
     top = spec_ops.top_k(g.context, logits, n_candidates, logprobs=True)
     candidates = _ids(g, top)
     if "d2t" in b.weights:
@@ -247,7 +248,7 @@ def build_heads(b: _Build, top_k: int) -> dict[str, Tensor]:
     if b.config.kind == "dspark":
         return build_markov(b, hidden, logits, top_k)
     if b.config.kind == "dflash2":
-        return build_selector(b, hidden, logits)
+        return build_selector(b, hidden, logits, top_k)
     return {"top": spec_ops.top_k(b.graph.context, logits, top_k, logprobs=True)}
 
 

@@ -615,5 +615,6 @@ enum ggml_spec_visibility
 struct ggml_tensor *ggml_spec_attention(struct ggml_context *ctx, struct ggml_tensor *q, struct ggml_tensor *k, struct ggml_tensor *v, struct ggml_tensor *nodes, struct ggml_tensor *committed, float scale, int window, int visibility);
 void ggml_spec_attention_set_gate(struct ggml_tensor *attention, struct ggml_tensor *gate);
 const char *ggml_spec_check_attention(const struct ggml_tensor *q, const struct ggml_tensor *k, const struct ggml_tensor *v, const struct ggml_tensor *nodes, const struct ggml_tensor *committed, const struct ggml_tensor *gate, int window, int visibility);
+void ggml_spec_graph_seal(struct ggml_cgraph *graph);
 void pyggml_spec_log_install(void);
 size_t pyggml_spec_log_tail(char *out, size_t size);

@@ -89,6 +89,7 @@ class Graph:
         """Give all tensors their addresses; the last step of building."""
         self._refuse_unsupported()
         self._generation = self._arena.place(self.ptr)
+        lib.ggml_spec_graph_seal(self.ptr)
 
     @property
     def is_stale(self) -> bool:

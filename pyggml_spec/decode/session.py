@@ -145,12 +145,13 @@ class Session:
         decoder: StreamDecoder | None = None,
         spec: SpecOptions | None = None,
         on_prefill: Callable[[int, int], None] | None = None,
+        on_round: Callable[[RoundResult], None] | None = None,
     ) -> Iterator[Emission]:
         """Append `token_ids` and generate what follows, one emission per round.
 
         `max_tokens` None goes on until a stop or the end of the context; 0 takes the prompt in and emits nothing.
-        `on_prefill(n_done, n_total)` reports progress. Closing the iterator between rounds cancels: what was emitted
-        stays committed, and a later call continues after it.
+        `on_prefill(n_done, n_total)` reports progress; `on_round` gets every committed round with its tree. Closing the
+        iterator between rounds cancels: what was emitted stays committed, and a later call continues after it.
 
         Raises:
             OptionError: an option is out of range, or there is no token to start from.
@@ -164,7 +165,7 @@ class Session:
         checked = _checked_ids(token_ids, self.n_vocab)
         self._check_can_run(checked)
         self._cancelled = False
-        return self._generate(checked, runner, tracker, max_tokens, on_prefill)
+        return self._generate(checked, runner, tracker, max_tokens, on_prefill, on_round or _ignore)
 
     def _generate(
         self,
@@ -173,11 +174,12 @@ class Session:
         tracker: StopTracker,
         max_tokens: int | None,
         on_prefill: Callable[[int, int], None] | None,
+        on_round: Callable[[RoundResult], None],
     ) -> Iterator[Emission]:
         self._begin(token_ids, runner)
         try:
             self._prepare(on_prefill)
-            yield from self._rounds(runner, tracker, max_tokens)
+            yield from self._rounds(runner, tracker, max_tokens, on_round)
         except _CancelledError:
             yield Emission([], "", finish_reason="cancelled")
         finally:
@@ -193,7 +195,13 @@ class Session:
         self.tokens.extend(token_ids)
         self.stats = Stats(runner.mode, None if self.drafter is None else self.drafter.kind)
 
-    def _rounds(self, runner: RoundRunner, tracker: StopTracker, max_tokens: int | None) -> Iterator[Emission]:
+    def _rounds(
+        self,
+        runner: RoundRunner,
+        tracker: StopTracker,
+        max_tokens: int | None,
+        on_round: Callable[[RoundResult], None],
+    ) -> Iterator[Emission]:
         n_left = max_tokens
         while True:
             reason = self._limit_reached(n_left)
@@ -204,6 +212,7 @@ class Session:
             result = self._run_round(runner, tracker, n_left)
             self.tokens.extend(result.token_ids)
             self.stats.record(result)
+            on_round(result)
             n_left = None if n_left is None else n_left - len(result.token_ids)
             reason = "stop" if result.stopped else self._limit_reached(n_left)
             self.finish_reason = reason
@@ -346,6 +355,10 @@ class Session:
         drafter = self.drafter
         if drafter is not None and self.target.length <= (getattr(drafter, "n_ctx", None) or self.target.n_ctx):
             drafter.catch_up()
+
+
+def _ignore(_: RoundResult) -> None:
+    """Nobody wants to know of rounds."""
 
 
 def _check_max_tokens(max_tokens: int | None) -> None:

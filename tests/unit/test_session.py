@@ -423,3 +423,13 @@ def play(session: Session, prompt: list[int], rng: np.random.Generator) -> None:
     with contextlib.suppress(KeyboardInterrupt):
         list(stream)
     session.target.verify_errors = []
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_rounds_are_reported(mode: str):
+    """`on_round` sees every committed round, cut as it was emitted."""
+    rounds = []
+    tokens, _, _ = run(make(), PROMPT, mode, max_tokens=20, on_round=rounds.append)
+
+    assert [token for result in rounds for token in result.token_ids] == tokens
+    assert all(result.tree.depths[node] == depth for result in rounds for depth, node in enumerate(result.path))

@@ -258,6 +258,14 @@ speculation_options = _apply(
             metavar="X",
             help="Leave out branches more than X nats less probable than the best; needs --spec tree.  [default: 6]",
         ),
+        click.option(
+            "--confidence",
+            type=Number(0, 1),
+            default=0.0,
+            show_default=True,
+            metavar="P",
+            help="End chains before a token that a DSpark drafter's confidence head trusts less than P; 0 = off.",
+        ),
     ]
 )
 

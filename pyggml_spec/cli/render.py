@@ -90,9 +90,14 @@ def _speculation(spec: SpecReport) -> str:
 
 def _acceptance_rows(stats: StatsReport) -> list[tuple[str, str]]:
     n_rounds = stats["rounds"] - stats["plain_rounds"]
-    depths = "  ".join(f"{depth}: {count / n_rounds:.0%}" for depth, count in enumerate(stats["accepted_per_depth"], 1))
+    depths = _by_depth([count / n_rounds for count in stats["accepted_per_depth"]])
     return [
         ("accepted", f"{stats['accepted']} of {stats['offered']} drafted tokens ({stats['accept_rate']:.0%})"),
         ("acceptance length", f"{stats['acceptance_length']:.2f} tokens a round, the target's own included"),
         ("accepted at depth", depths),
+        *([("confidence at depth", _by_depth(stats["confidence_per_depth"]))] if stats["confidence_per_depth"] else []),
     ]
+
+
+def _by_depth(shares: Sequence[float]) -> str:
+    return "  ".join(f"{depth}: {share:.0%}" for depth, share in enumerate(shares, 1))

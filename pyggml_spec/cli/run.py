@@ -22,6 +22,7 @@ LOADING = ("target", "drafter", "device", "n_ctx", "n_threads", "kv_type_k", "kv
 GENERATING = (
     *("max_tokens", "temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty"),
     *("frequency_penalty", "penalty_last_n", "seed", "stop", "ignore_eos", "spec", "draft_max", "logprobs"),
+    "confidence",
 )
 TREES = ("budget", "tree_top_k", "tau")
 

@@ -107,6 +107,7 @@ class NativeDrafterSequence:
         self._bind()
         self.kind = drafter.config.kind
         self.draft_horizon = drafter.config.draft_horizon
+        self.has_confidence_head = drafter.config.has_confidence_head
         self.n_ctx = drafter.limits.n_ctx
         target.make_feature_room = self.catch_up
 

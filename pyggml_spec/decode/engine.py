@@ -160,6 +160,7 @@ class Engine:
         budget: int = 22,
         tree_top_k: int = 4,
         tau: float = 6.0,
+        confidence: float = 0.0,
         on_prefill: Progress | None = None,
     ) -> Stream:
         """Start a generation from a text or token ids; yields a Piece per round.
@@ -172,6 +173,7 @@ class Engine:
             spec: "off" decodes plainly, "chain" and "tree" speculate, "auto" drafts chains when there is a drafter.
             draft_max: most draft tokens in sequence; None = the drafter's horizon.
             budget, tree_top_k, tau: draft tree (spec="tree"): most nodes, candidates per node, score window (nats).
+            confidence: end chains before the first token that the drafter's confidence head trusts less; 0 = off.
             on_prefill: called with (prompt tokens done, prompt tokens in all).
 
         Raises:
@@ -183,7 +185,7 @@ class Engine:
             temperature, top_k, top_p, min_p, repeat_penalty, presence_penalty, frequency_penalty, penalty_last_n,
             seed, logprobs,
         )  # fmt: skip
-        options = SpecOptions(spec, draft_max, TreeOptions(budget=budget, top_k=tree_top_k, tau=tau))
+        options = SpecOptions(spec, draft_max, TreeOptions(budget=budget, top_k=tree_top_k, tau=tau), confidence)
         token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         session = self.open_session()
         try:

@@ -78,7 +78,11 @@ class TargetSequence(Protocol):
 
 
 class DrafterSequence(Protocol):
-    """One sequence on the drafter. A drafter with a smaller context than the target's also has an `n_ctx`."""
+    """One sequence on the drafter.
+
+    A drafter with a smaller context than the target's also has an `n_ctx`; one whose blocks always carry confidences
+    has `has_confidence_head` set.
+    """
 
     @property
     def kind(self) -> str:

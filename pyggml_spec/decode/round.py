@@ -9,6 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pyggml_spec.decode.protocols import DraftBlock, DrafterSequence, Posterior, TargetSequence
 from pyggml_spec.decode.sampling import Sampler
 from pyggml_spec.decode.stops import Cut
@@ -30,6 +33,7 @@ class SpecOptions:
     mode: SpecMode = "auto"
     draft_max: int | None = None  # most draft tokens in sequence; None = the drafter's horizon
     tree: TreeOptions = field(default_factory=TreeOptions)
+    confidence: float = 0.0  # a chain ends before the first token whose confidence is lower; 0 = it never does
 
     @property
     def drafts_trees(self) -> bool:
@@ -58,6 +62,24 @@ def check_spec(spec: SpecOptions, target: TargetSequence, drafter: DrafterSequen
         raise OptionError(
             f"budget is {spec.tree.budget}: this target verifies at most {target.max_width - 1} draft nodes"
         )
+    _check_confidence(spec, drafter)
+
+
+def _check_confidence(spec: SpecOptions, drafter: DrafterSequence | None) -> None:
+    value = spec.confidence
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
+        raise OptionError(f"confidence is {value!r}: it must be a number of at least 0 (off) and below 1")
+    if not value:
+        return
+    if drafter is None or spec.mode == "off":
+        raise OptionError(f"confidence is {value}, but nothing is drafted: load a drafter and do not use spec off")
+    if spec.drafts_trees:
+        raise OptionError(f"confidence is {value}: it shortens chains; trees are shaped by budget and tau instead")
+    if not getattr(drafter, "has_confidence_head", False):
+        raise OptionError(
+            f"confidence is {value}, but this {drafter.kind} drafter has no confidence head to judge its tokens: "
+            "use a DSpark drafter with one, or leave the option out"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +95,7 @@ class RoundResult:
     n_accepted: int  # draft tokens among token_ids; they lie at depths 1 .. n_accepted
     is_drafted: bool  # the drafter was asked, whether or not anything was offered
     why_plain: str | None  # reason when nothing was offered
+    confidence: NDArray[np.float32] | None  # (n_draft,) of every drafted position, gated away or not; None = no head
     draft_ms: float
     verify_ms: float
     host_ms: float
@@ -141,7 +164,8 @@ class RoundRunner:
             path=path,
             n_accepted=min(walk.n_accepted, kept.n_keep),
             is_drafted=block is not None,
-            why_plain=None if tree.n_drafted else plan.why or "the drafter proposed nothing",
+            why_plain=None if tree.n_drafted else plan.why or self._why_nothing(block),
+            confidence=None if block is None else block.confidence,
             draft_ms=draft_ms,
             verify_ms=verify_ms,
             host_ms=max((clock() - started) * 1e3 - draft_ms - verify_ms, 0.0),
@@ -168,7 +192,7 @@ class RoundRunner:
     def _tree(self, anchor_id: int, plan: DraftPlan, block: DraftBlock | None) -> DraftTree:
         if block is None:
             return DraftTree.root(anchor_id)
-        n_draft = min(plan.n_draft, len(block.ids))
+        n_draft = min(plan.n_draft, confident_length(block, self.spec.confidence))
         if self.spec.drafts_trees:
             tree = _branching(anchor_id, block, n_draft, plan.budget, self.spec.tree)
         else:
@@ -176,6 +200,11 @@ class RoundRunner:
         tree = tree.prefix(self.policy.choose_width(tree.logprobs, tree.parents, block.confidence))
         _check_ids(tree, self.sampler.n_vocab)
         return tree
+
+    def _why_nothing(self, block: DraftBlock | None) -> str:
+        if block is not None and len(block.ids) and not confident_length(block, self.spec.confidence):
+            return f"the first token drafted was under confidence {self.spec.confidence:g}"
+        return "the drafter proposed nothing"
 
     def _judge(
         self, tokens: Sequence[int], tree: DraftTree, posterior: Posterior, cut: Callable[[Sequence[int]], Cut]
@@ -209,6 +238,16 @@ class RoundRunner:
             return []
         rows = posterior.logits
         return [self.sampler.logprob(rows[node], token_id) for node, token_id in zip(path, token_ids, strict=True)]
+
+
+def confident_length(block: DraftBlock, threshold: float) -> int:
+    """Positions before the first whose confidence lies under the threshold; all of them when there is none (0)."""
+    if not threshold:
+        return len(block.ids)
+    if block.confidence is None or len(block.confidence) < len(block.ids):
+        raise DeviceError("the drafter gave confidences for only a part of its block: the gate needs all of them")
+    below = np.flatnonzero(block.confidence < threshold)
+    return int(below[0]) if len(below) else len(block.ids)
 
 
 def draft_limits(

@@ -33,6 +33,8 @@ class StatsReport(TypedDict):
     accept_rate: float  # accepted / offered
     acceptance_length: float  # tokens per speculating round, bonus included (per round, when none speculated)
     accepted_per_depth: list[int]  # entry d - 1: how often the token at depth d was accepted
+    offered_per_depth: list[int]  # entry d - 1: how often a token was offered at depth d
+    confidence_per_depth: list[float]  # entry d - 1: mean confidence of tokens drafted at depth d; [] without a head
     draft_ms: float
     verify_ms: float
     host_ms: float
@@ -51,6 +53,8 @@ class Stats:
         self.drafter_kind = drafter_kind
         self.rounds = self.plain_rounds = self.committed = self.committed_in_plain = self.offered = self.accepted = 0
         self.accepted_per_depth: list[int] = []
+        self.offered_per_depth: list[int] = []
+        self._confidence_per_depth: list[tuple[int, float]] = []  # how many, and their sum
         self.draft_ms = self.verify_ms = self.host_ms = self.prefill_ms = 0.0
         self.prefilled = self.cached = self.rebuilds = 0
         self._why_plain: Counter[str] = Counter()
@@ -78,7 +82,9 @@ class Stats:
             self.plain_rounds += 1
             self.committed_in_plain += len(result.token_ids)
             self._why_plain[result.why_plain or "unknown"] += 1
-        self._count_depths(result.tree.max_depth, result.n_accepted)
+        _count(self.accepted_per_depth, result.tree.max_depth, result.n_accepted)
+        _count(self.offered_per_depth, result.tree.max_depth, result.tree.max_depth)
+        self._count_confidence(result)
         self.draft_ms += result.draft_ms
         self.verify_ms += result.verify_ms
         self.host_ms += result.host_ms
@@ -99,6 +105,8 @@ class Stats:
             "accept_rate": round(_ratio(self.accepted, self.offered), 4),
             "acceptance_length": round(self._acceptance_length(), 4),
             "accepted_per_depth": list(self.accepted_per_depth),
+            "offered_per_depth": list(self.offered_per_depth),
+            "confidence_per_depth": [round(total / n, 4) for n, total in self._confidence_per_depth],
             "draft_ms": round(self.draft_ms, 3),
             "verify_ms": round(self.verify_ms, 3),
             "host_ms": round(self.host_ms, 3),
@@ -126,11 +134,20 @@ class Stats:
         reasons = [f"{count} of {self.rounds} rounds plain: {why}" for why, count in self._why_plain.most_common()]
         return "; ".join(reasons) or None
 
-    def _count_depths(self, n_depths: int, n_accepted: int) -> None:
-        counts = self.accepted_per_depth
-        counts.extend([0] * (n_depths - len(counts)))
-        for depth in range(n_accepted):
-            counts[depth] += 1
+    def _count_confidence(self, result: RoundResult) -> None:
+        values = [] if result.confidence is None else result.confidence.tolist()
+        sums = self._confidence_per_depth
+        sums.extend([(0, 0.0)] * (len(values) - len(sums)))
+        for depth, value in enumerate(values):
+            n, total = sums[depth]
+            sums[depth] = (n + 1, total + value)
+
+
+def _count(counts: list[int], n_depths: int, n_reached: int) -> None:
+    """One more for each of the first `n_reached` depths of a list with at least `n_depths` entries."""
+    counts.extend([0] * (n_depths - len(counts)))
+    for depth in range(n_reached):
+        counts[depth] += 1
 
 
 def _ratio(numerator: float, denominator: float) -> float:

@@ -34,7 +34,8 @@ STATS_FIELDS = {
     **dict.fromkeys(("rounds", "plain_rounds", "committed", "offered", "accepted"), int),
     **dict.fromkeys(("prompt_tokens_cached", "rebuilds"), int),
     **dict.fromkeys(("accept_rate", "acceptance_length", "draft_ms", "verify_ms", "host_ms"), float),
-    **{"accepted_per_depth": list, "prefill_tok_s": float, "decode_tok_s": float, "spec": dict},
+    **dict.fromkeys(("accepted_per_depth", "offered_per_depth", "confidence_per_depth"), list),
+    **{"prefill_tok_s": float, "decode_tok_s": float, "spec": dict},
 }
 
 

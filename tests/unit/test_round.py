@@ -11,6 +11,7 @@ from decode_fakes import N_VOCAB, FakeClock, FakeDrafter, FakeTarget, hashed_law
 from pyggml_spec.decode.protocols import DraftBlock
 from pyggml_spec.decode.round import SpecOptions, draft_limits
 from pyggml_spec.decode.session import Session
+from pyggml_spec.errors import DeviceError, OptionError
 from pyggml_spec.policy import DraftLimits, DraftPlan, FixedPolicy, RoundObservation
 from pyggml_spec.tree.build import TreeOptions
 
@@ -192,6 +193,8 @@ def test_stats_document():
         "accept_rate": 1.0,
         "acceptance_length": 8.0,
         "accepted_per_depth": [2, 2, 2, 2, 2, 2, 2],
+        "offered_per_depth": [2, 2, 2, 2, 2, 2, 2],
+        "confidence_per_depth": [],
         "draft_ms": 2.0,  # the clock moves 1 ms with every look: 6 looks a round
         "verify_ms": 2.0,
         "host_ms": 6.0,
@@ -214,6 +217,69 @@ def test_stats_of_reject_first():
     assert report["rounds"] == 9 and report["plain_rounds"] == 1 and report["offered"] == 3 * 6 + 2 + 1
     assert report["spec"]["why"] == "1 of 9 rounds plain: one token is left to generate"
     assert json.loads(json.dumps(report, allow_nan=False)) == report
+
+
+class SureDrafter(FakeDrafter):
+    """Confidence falls from 0.9 by 0.1 a position."""
+
+    kind = "dspark"
+    has_confidence_head = True
+
+    def draft(self, anchor_id: int, *, n_draft: int, top_k: int) -> DraftBlock:
+        block = super().draft(anchor_id, n_draft=n_draft, top_k=top_k)
+        return DraftBlock(block.ids, block.logprobs, np.linspace(0.9, 0.3, 7, dtype=np.float32)[:n_draft])
+
+
+@pytest.mark.parametrize(("threshold", "v_len"), [(0.0, 7), (0.25, 7), (0.45, 5), (0.75, 2), (0.85, 1)])
+def test_confidence_ends_chains(threshold: float, v_len: int):
+    """The verified length drives the verify, the acceptance and the statistics; scores are reported for all."""
+    session = make(drafter_type=SureDrafter)
+    tokens = generate(session, 8 * (v_len + 1), confidence=threshold)
+    report = session.stats.report()
+
+    assert tokens == generate(make(), 8 * (v_len + 1), "off")
+    assert session.target.widths == [v_len + 1] * 8
+    assert report["offered"] == report["accepted"] == 8 * v_len and report["accept_rate"] == 1.0
+    assert report["offered_per_depth"] == report["accepted_per_depth"] == [8] * v_len
+    assert report["confidence_per_depth"] == [0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3]
+
+
+def test_no_confidence_at_all_is_a_plain_round():
+    """Nothing is offered, the round says why, and the text is the same."""
+    session = make(drafter_type=SureDrafter)
+
+    assert generate(session, 5, confidence=0.95) == generate(make(), 5, "off")
+    assert session.stats.report()["spec"]["why"].startswith("4 of 5 rounds plain: the first token drafted was under")
+
+
+@pytest.mark.parametrize(
+    ("drafter_type", "options", "message"),
+    [
+        (FakeDrafter, {"confidence": 0.5}, "dflash drafter has no confidence head"),
+        (SureDrafter, {"confidence": 0.5, "mode": "tree"}, "trees are shaped by budget"),
+        (SureDrafter, {"confidence": 0.5, "mode": "off"}, "nothing is drafted"),
+        (SureDrafter, {"confidence": 1.0}, "below 1"),
+        (SureDrafter, {"confidence": -0.1}, "at least 0"),
+        (SureDrafter, {"confidence": float("nan")}, "it must be a number"),
+        (SureDrafter, {"confidence": True}, "it must be a number"),
+    ],
+)
+def test_a_gate_that_cannot_be_honoured_is_refused(drafter_type: type, options: dict, message: str):
+    """Truncating every draft to one token for want of scores is the known fault."""
+    with pytest.raises(OptionError, match=message):
+        generate(make(drafter_type=drafter_type), 5, **options)
+
+
+def test_partial_confidences_are_an_error():
+    """A gate needs a score for every position."""
+
+    class Forgetful(SureDrafter):
+        def draft(self, anchor_id: int, *, n_draft: int, top_k: int) -> DraftBlock:
+            block = super().draft(anchor_id, n_draft=n_draft, top_k=top_k)
+            return DraftBlock(block.ids, block.logprobs, block.confidence[:1])
+
+    with pytest.raises(DeviceError, match="only a part"):
+        generate(make(drafter_type=Forgetful), 5, confidence=0.5)
 
 
 def test_short_generations_say_why_nothing_was_offered():

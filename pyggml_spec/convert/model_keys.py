@@ -15,12 +15,18 @@ QUANTIZATION_VERSION = 2
 _UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
 _VERSION = re.compile(r"v?\d")
 
-FILE_TYPES = {
-    gguf.GGMLQuantizationType.F32: gguf.LlamaFileType.ALL_F32,
-    gguf.GGMLQuantizationType.F16: gguf.LlamaFileType.MOSTLY_F16,
-    gguf.GGMLQuantizationType.BF16: gguf.LlamaFileType.MOSTLY_BF16,
-    gguf.GGMLQuantizationType.Q8_0: gguf.LlamaFileType.MOSTLY_Q8_0,
+_FILE_TYPES = {  # where llama.cpp's name for a file of one type says more than the type
+    "f32": "ALL_F32",
+    "q2_k": "MOSTLY_Q2_K",
+    "q3_k": "MOSTLY_Q3_K_S",
+    "q4_k": "MOSTLY_Q4_K_S",
+    "q5_k": "MOSTLY_Q5_K_S",
 }
+
+
+def file_type_of(name: str) -> gguf.LlamaFileType:
+    """llama.cpp's number for a file whose matrices have one type or mixture."""
+    return gguf.LlamaFileType[_FILE_TYPES.get(name, f"MOSTLY_{name.upper()}")]
 
 
 def general_keys(
@@ -32,7 +38,7 @@ def general_keys(
         "general.type": store_text("model"),
         "general.name": store_text(_title(directory_name)),
         "general.size_label": store_text(size_label(n_parameters)),
-        "general.file_type": store_int(FILE_TYPES[matrix_type]),
+        "general.file_type": store_int(file_type_of(matrix_type.name.lower())),
         "general.quantization_version": store_int(QUANTIZATION_VERSION),
     }
 

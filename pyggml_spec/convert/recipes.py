@@ -27,13 +27,6 @@ UNIFORM_TYPES = {
 MIXTURES = ("q4_k_m", "q5_k_m", "iq4_xs")
 NEED_IMATRIX = ("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s")
 
-_FILE_TYPES = {
-    "f32": "ALL_F32",
-    "q2_k": "MOSTLY_Q2_K",
-    "q3_k": "MOSTLY_Q3_K_S",
-    "q4_k": "MOSTLY_Q4_K_S",
-    "q5_k": "MOSTLY_Q5_K_S",
-}
 _BASE = {"q4_k_m": T.Q4_K, "q5_k_m": T.Q5_K, "iq4_xs": T.IQ4_XS}
 _SMALLER_BLOCKS = {  # nearest type in size among those with blocks of 32
     T.Q6_K: T.Q8_0,
@@ -102,11 +95,6 @@ def _why_not(name: str) -> str:
     if name.lower() in NEED_IMATRIX:
         return ": it needs an importance matrix, which is not supported"
     return f"; choose one of {', '.join((*MIXTURES, *UNIFORM_TYPES))}"
-
-
-def file_type_of(name: str) -> gguf.LlamaFileType:
-    """llama.cpp's number for a file of this recipe."""
-    return gguf.LlamaFileType[_FILE_TYPES.get(name, f"MOSTLY_{name.upper()}")]
 
 
 def is_matrix(tensor: TensorInfo) -> bool:

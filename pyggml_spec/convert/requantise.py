@@ -12,14 +12,13 @@ import gguf
 import numpy as np
 
 from pyggml_spec.convert.encode import encode_rows
-from pyggml_spec.convert.model_keys import QUANTIZATION_VERSION
+from pyggml_spec.convert.model_keys import QUANTIZATION_VERSION, file_type_of
 from pyggml_spec.convert.output_file import OutputFile, OutputTensor, Progress, check_outline, write_file
 from pyggml_spec.convert.recipes import (
     ModelShape,
     Override,
     check_recipe,
     choose_type,
-    file_type_of,
     fitting_type,
     is_matrix,
 )

@@ -256,7 +256,7 @@ def test_last_layer_is_noted(tmp_path: Path) -> None:
         ("dflash", {"dflash_config__mask_token_id": None}, r"'mask_token_id' of '.*' is missing"),
         ("dflash", {"dflash_config__mask_token_id": 8192}, r"is 8192, but must be an integer in 0 to 8191"),
         ("dflash", {"dflash_config__target_layer_ids": None}, r"must name the target layers it reads"),
-        ("dflash", {"dflash_config__target_layer_ids": [1, 5]}, r"features of 1024 values .* its 2 layers of .* give 512"),
+        ("dflash", {"dflash_config__target_layer_ids": [1, 5]}, r"features of 1024 values .* 2 layers .* give 512"),
         ("dflash", {"dflash_config__target_layer_ids": [1, 5, 9, 16]}, r"\[1, 5, 9, 16\], the target has 16"),
         ("dflash", {"dflash_config__target_layer_ids": [1, 5, 5, 9]}, r"must name every layer once"),
         ("dflash", {"rope_theta": None}, r"'rope_theta' .* is missing"),

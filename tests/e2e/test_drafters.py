@@ -13,6 +13,7 @@ from reference.model_files import write_f32_drafter
 
 from pyggml_spec import Engine, assets
 from pyggml_spec.decode.protocols import DraftBlock
+from pyggml_spec.errors import OptionError
 
 from .conftest import DATA, load
 
@@ -180,3 +181,20 @@ def test_shorter_drafts_are_the_beginning_of_longer_ones(
     assert part.logprobs.tolist() == whole.logprobs[:n_draft].tolist()
     if whole.confidence is not None:
         assert part.confidence.tolist() == whole.confidence[:n_draft].tolist()
+
+
+def test_the_gate_shortens_unsure_chains(dspark: Engine, prompts: list[str]) -> None:
+    """A higher threshold offers less, accepts a larger share of it, and changes no token."""
+    plain = dspark.generate(prompts[1], max_tokens=96, ignore_eos=True, spec="off")
+    runs = [dspark.generate(prompts[1], max_tokens=96, ignore_eos=True, confidence=c) for c in (0.0, 0.5, 0.8)]
+    offered = [run.stats["offered"] / run.stats["rounds"] for run in runs]
+
+    assert all(run.tokens == plain.tokens for run in runs)
+    assert offered[0] > offered[1] > offered[2]
+    assert runs[0].stats["accept_rate"] < runs[1].stats["accept_rate"] < runs[2].stats["accept_rate"]
+    assert len(runs[2].stats["confidence_per_depth"]) == 7
+
+
+def test_the_gate_needs_a_confidence_head(dflash2: Engine) -> None:
+    with pytest.raises(OptionError, match="dflash2 drafter has no confidence head"):
+        dflash2.generate("x = 1\n", confidence=0.5)

@@ -96,7 +96,8 @@ def measure(args: argparse.Namespace, drafter: Path) -> dict[str, object]:
     options = TreeOptions(budget=args.budget, top_k=args.tree_top_k, tau=args.tau)
     spec = SpecOptions(args.spec, tree=options)
     with Engine.load(
-        args.target, drafter, n_ctx=args.n_ctx, n_threads=args.threads, kv_type_k=args.kv_type, kv_type_v=args.kv_type
+        args.target, drafter, n_ctx=args.n_ctx, n_threads=args.threads, kv_type_k=args.kv_type, kv_type_v=args.kv_type,
+        kv_type_draft_k=args.draft_kv_type, kv_type_draft_v=args.draft_kv_type,
     ) as engine:
         prompts = (
             token_rows(engine, args.tokens, args.rows, args.prompt_tokens)
@@ -135,6 +136,7 @@ def main() -> None:
     parser.add_argument("--tree-top-k", type=int, default=4)
     parser.add_argument("--tau", type=float, default=6.0)
     parser.add_argument("--kv-type", default="f16")
+    parser.add_argument("--draft-kv-type", default="f16")
     parser.add_argument("--n-ctx", type=int, default=512)
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()

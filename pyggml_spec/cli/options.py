@@ -98,6 +98,24 @@ model_options = _apply(
             help="Type of cached values.",
         ),
         click.option(
+            "-ctkd",
+            "--cache-type-k-draft",
+            "kv_type_draft_k",
+            type=click.Choice(KV_TYPES),
+            default="f16",
+            show_default=True,
+            help="Type of keys in the drafter's own cache.",
+        ),
+        click.option(
+            "-ctvd",
+            "--cache-type-v-draft",
+            "kv_type_draft_v",
+            type=click.Choice(KV_TYPES),
+            default="f16",
+            show_default=True,
+            help="Type of values in the drafter's own cache.",
+        ),
+        click.option(
             "--exact",
             is_flag=True,
             help="The same tokens with and without speculation, bit for bit, whatever the type of the weights: every "

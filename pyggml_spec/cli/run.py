@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from ..decode.completion import Completion
     from ..decode.engine import Engine
 
-LOADING = ("target", "drafter", "device", "n_ctx", "n_threads", "kv_type_k", "kv_type_v", "exact")
+LOADING = (
+    *("target", "drafter", "device", "n_ctx", "n_threads", "exact"),
+    *("kv_type_k", "kv_type_v", "kv_type_draft_k", "kv_type_draft_v"),
+)
 GENERATING = (
     *("max_tokens", "temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty"),
     *("frequency_penalty", "penalty_last_n", "seed", "stop", "ignore_eos", "spec", "draft_max", "logprobs"),

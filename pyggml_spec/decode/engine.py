@@ -74,6 +74,8 @@ class Engine:
         n_threads: int | None = None,
         kv_type_k: str = "f16",
         kv_type_v: str = "f16",
+        kv_type_draft_k: str = "f16",
+        kv_type_draft_v: str = "f16",
         max_width: int = 32,
         n_parallel: int = 1,
         exact: bool = False,
@@ -86,6 +88,7 @@ class Engine:
             n_ctx: tokens of context; None = what the target was trained with, at most 8192.
             n_threads: CPU threads; None = one per core.
             kv_type_k, kv_type_v: types of cached keys and values: f32, f16 or q8_0.
+            kv_type_draft_k, kv_type_draft_v: the same for the drafter's own cache, whatever the target's is.
             max_width: most nodes of a verify, the anchor included.
             n_parallel: sessions that may be open at a time, each with n_ctx tokens of cache.
             exact: what is generated depends on the tokens alone, bit for bit, never on how many were computed together:
@@ -109,12 +112,13 @@ class Engine:
         target_path, drafter_path = Path(target), None if drafter is None else Path(drafter)
         _check_prefix_cache(prefix_cache_mib)
         kv_types = KvTypes(type_by_name(kv_type_k), type_by_name(kv_type_v))
+        draft_kv_types = KvTypes(type_by_name(kv_type_draft_k), type_by_name(kv_type_draft_v))
         with ExitStack() as stack:
             pair = open_pair(stack, target_path, drafter_path)
             limits = TargetLimits(pair.choose_n_ctx(n_ctx), n_parallel, max_width, exact=exact)
             backend = stack.enter_context(Backend(choose_device(device), n_threads))
             loaded = load_target(stack, backend, pair, limits, kv_types, on_progress)
-            drafting = load_drafter(stack, loaded, pair, kv_types, on_progress) if drafter_path else None
+            drafting = load_drafter(stack, loaded, pair, draft_kv_types, on_progress) if drafter_path else None
             names = {
                 "model": pair.target_file.metadata.find_string("general.name", default=target_path.stem),
                 "drafter": drafter_path.stem if drafter_path else None,

@@ -198,3 +198,20 @@ def test_the_gate_shortens_unsure_chains(dspark: Engine, prompts: list[str]) -> 
 def test_the_gate_needs_a_confidence_head(dflash2: Engine) -> None:
     with pytest.raises(OptionError, match="dflash2 drafter has no confidence head"):
         dflash2.generate("x = 1\n", confidence=0.5)
+
+
+@pytest.mark.parametrize("kind", ["dspark", "dflash2"])
+def test_the_drafters_cache_has_a_type_of_its_own(kind: str, prompts: list[str]) -> None:
+    """Each combination gives the target's text; 8-bit K/V cost the drafter at most a twentieth of its acceptance."""
+    accepted = {}
+    for target_type, draft_type in (("f16", "f32"), ("f32", "q8_0"), ("q8_0", "f16")):
+        caches = {"kv_type_k": target_type, "kv_type_v": target_type, "kv_type_draft_v": draft_type}
+        with load(assets.embedded_target_path(), FILES[kind], **caches, kv_type_draft_k=draft_type) as engine:
+            types = {tensor.type.name for tensor in (*engine.drafter.state.kv.k, *engine.drafter.state.kv.v)}
+            runs = [engine.generate(text, max_tokens=96, ignore_eos=True) for text in prompts[4::8]]
+            plain = [engine.generate(text, max_tokens=96, ignore_eos=True, spec="off") for text in prompts[4::8]]
+        accepted[draft_type] = sum(run.stats["accepted"] for run in runs) / sum(run.stats["rounds"] for run in runs)
+
+        assert types == {draft_type}
+        assert [run.tokens for run in runs] == [run.tokens for run in plain]
+    assert accepted["q8_0"] > 0.95 * accepted["f32"]

@@ -22,6 +22,7 @@ from .inspect import inspect
 from .interrupt import EXIT_INTERRUPTED
 from .quantize import quantize
 from .run import run
+from .tree import tree
 
 EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE
 
@@ -80,7 +81,7 @@ def main() -> None:
     """
 
 
-for _command in (run, inspect, convert, quantize, devices, doctor):
+for _command in (run, tree, inspect, convert, quantize, devices, doctor):
     main.add_command(_command)
 
 __all__ = ["main"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -54,7 +55,7 @@ def run(ctx: click.Context, /, **given: Any) -> None:
         ctx.exit(EXIT_INTERRUPTED)
 
 
-def load_engine(given: dict[str, Any], bar: StageBar) -> Engine:
+def load_engine(given: dict[str, Any], bar: StageBar, **others: Any) -> Engine:
     """The engine the options describe; without a target file it is the embedded pair."""
     from ..decode.engine import Engine
 
@@ -62,6 +63,7 @@ def load_engine(given: dict[str, Any], bar: StageBar) -> Engine:
     options["n_ctx"] = options["n_ctx"] or None
     return Engine.load(
         **options,
+        **others,
         prefix_cache_mib=0,  # a command asks once
         on_progress=lambda done, total: bar.update("loading", done, total),
     )
@@ -70,8 +72,7 @@ def load_engine(given: dict[str, Any], bar: StageBar) -> Engine:
 def _refuse_contradictions(given: dict[str, Any]) -> None:
     """Combinations in which one of the options would be ignored."""
     rules = [
-        (given["drafter"] and not given["target"], "-md names a drafter, but its target is missing: give -m FILE too."),
-        (given["system"] is not None and not given["chat"], "--system is a chat message: give --chat too."),
+        *model_rules(given),
         (given["logprobs"] and not given["as_json"], "--logprobs are part of the JSON document: give --json too."),
         (given["as_json"] and given["display_prompt"], "--json prints its document only: leave --display-prompt out."),
         (given["draft_max"] and given["spec"] == "off", "--spec off makes no drafts: leave --draft-max out."),
@@ -84,16 +85,35 @@ def _refuse_contradictions(given: dict[str, Any]) -> None:
             "--budget, --tree-top-k and --tau shape trees: give --spec tree.",
         ),
     ]
+    refuse(rules)
+
+
+def model_rules(given: dict[str, Any]) -> list[tuple[bool, str]]:
+    """The rules of every command that loads models: (is broken, sentence)."""
+    has_lone_drafter = bool(given["drafter"] and not given["target"])
+    return [
+        (has_lone_drafter, "-md names a drafter, but its target is missing: give -m FILE too."),
+        (given["system"] is not None and not given["chat"], "--system is a chat message: give --chat too."),
+    ]
+
+
+def refuse(rules: Iterable[tuple[Any, str]]) -> None:
+    """Wrong usage when a rule is broken."""
     for is_broken, sentence in rules:
         if is_broken:
             raise click.UsageError(sentence)
+
+
+def as_prompt(engine: Engine, text: str, given: dict[str, Any]) -> str:
+    """The text as it is, or with --chat as a conversation in the model's template."""
+    return engine.chat_prompt(_messages(text, given["system"])) if given["chat"] else text
 
 
 def _generate(engine: Engine, text: str, given: dict[str, Any], bar: StageBar) -> Completion:
     """Stream the text to stdout (with --json only collect it) until it ends or Ctrl-C is pressed."""
     options = {name: given[name] for name in GENERATING} | _tree_options(given)
     options["seed"] = None if options["seed"] < 0 else options["seed"]
-    prompt = engine.chat_prompt(_messages(text, given["system"])) if given["chat"] else text
+    prompt = as_prompt(engine, text, given)
     stream = engine.stream(prompt, **options, on_prefill=lambda done, total: bar.update("reading", done, total))
     shown = _prompt_to_show(text, given)
     with soft_interrupt(stream.cancel):

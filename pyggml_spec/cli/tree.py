@@ -1,0 +1,179 @@
+"""`pyggml-spec tree`: the draft trees of a prompt's next rounds, in the terminal or as a picture."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .draft_trees import SPACE, TreeNode, TreeRound, describe_round, printable_text
+from .options import Number, json_option, model_options, prompt_options
+from .progress import StageBar
+from .prompt import read_prompt
+from .render import is_terminal, print_json
+from .run import as_prompt, load_engine, model_rules, refuse
+
+if TYPE_CHECKING:
+    from rich.text import Text
+    from rich.tree import Tree
+
+    from ..decode.engine import Engine
+
+PICTURE = click.Path(dir_okay=False, writable=True, path_type=Path)
+STYLES = {"anchor": "bold reverse", "accepted": "bold green", "rejected": "dim", "bonus": "bold blue"}
+MARKS = {"anchor": "", "accepted": "  accepted", "rejected": "", "bonus": "  chosen by the target itself"}
+
+
+@click.command()
+@model_options
+@prompt_options
+@click.option(
+    "--rounds",
+    "n_rounds",
+    type=click.IntRange(1, 64),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Rounds to show.",
+)
+@click.option(
+    "--budget",
+    type=click.IntRange(1, 127),
+    default=22,
+    show_default=True,
+    metavar="N",
+    help="Most drafted tokens in a tree.",
+)
+@click.option(
+    "--tree-top-k",
+    "top_k",
+    type=click.IntRange(1, 16),
+    default=4,
+    show_default=True,
+    metavar="N",
+    help="Candidates for each place in a tree; 1 = a chain.",
+)
+@click.option(
+    "--tau",
+    type=Number(0, allow_infinity=True),
+    default=6.0,
+    show_default=True,
+    metavar="X",
+    help="Leave out branches more than X nats less probable than the best.",
+)
+@click.option("--svg", type=PICTURE, metavar="FILE", help="Draw the trees into an SVG file, for a talk or a page.")
+@click.option("--html", type=PICTURE, metavar="FILE", help="Draw the trees into an HTML page of its own.")
+@json_option
+def tree(**given: Any) -> None:
+    """Show the draft trees of the next rounds after a prompt.
+
+    Each node is a token that the drafter proposed, with the drafter's probability given the tokens before it. What the
+    target accepted (greedily) is marked, and so is the token it chose itself where the draft ended or went wrong.
+    """
+    no_drafter = given["target"] and not given["drafter"]
+    refuse([*model_rules(given), (no_drafter, "Trees come from a drafter: give -md FILE too.")])
+    text = read_prompt(given["prompt"], given["prompt_file"])
+    with StageBar() as bar, load_engine(given, bar, max_width=given["budget"] + 1) as engine:
+        prompt = as_prompt(engine, text, given)
+        rounds = list_rounds(engine, prompt, given)
+        names = engine.describe()
+    if not rounds:
+        raise click.ClickException("The context is full after the prompt: there is no next round; give a larger -c.")
+    for path, draw in _pictures(rounds, names, text, given):
+        path.write_text(draw(), encoding="utf-8")
+        click.echo(f"wrote {path}", err=True)
+    if given["as_json"]:
+        print_json(_document(rounds, names, text, given))
+    elif not (given["svg"] or given["html"]):
+        _print_trees(rounds)
+
+
+def list_rounds(engine: Engine, prompt: str, given: dict[str, Any]) -> list[TreeRound]:
+    """Decode greedily with trees until so many rounds are committed or the text ends."""
+    from ..decode.round import RoundResult, SpecOptions
+    from ..tree.build import TreeOptions
+
+    rounds: list[TreeRound] = []
+
+    def keep(result: RoundResult) -> None:
+        rounds.append(describe_round(result, len(rounds) + 1, engine.tokenizer.token_bytes))
+
+    spec = SpecOptions("tree", tree=TreeOptions(given["budget"], given["top_k"], given["tau"]))
+    session = engine.open_session()
+    try:
+        emissions = session.generate(
+            engine.tokenizer.encode(prompt), spec=spec, stop_ids=engine.tokenizer.end_ids, on_round=keep
+        )
+        for _ in emissions:
+            if len(rounds) >= given["n_rounds"]:
+                break
+    finally:
+        session.close()
+    return rounds
+
+
+def _pictures(
+    rounds: list[TreeRound], names: dict[str, Any], text: str, given: dict[str, Any]
+) -> list[tuple[Path, Callable[[], str]]]:
+    from .tree_svg import draw_html, draw_svg
+
+    title = f"Draft trees: {names['drafter']} drafts for {names['model']}"
+    settings = f"budget {given['budget']}, top-k {given['top_k']}, tau {given['tau']:g}"
+    svg = draw_svg(rounds, title, f"{settings}; prompt: {_tail(text)}")
+    wanted = [(given["svg"], lambda: svg), (given["html"], lambda: draw_html(svg, title))]
+    return [(path, draw) for path, draw in wanted if path is not None]
+
+
+def _tail(text: str, n_characters: int = 90) -> str:
+    """The end of the prompt, which the drafts continue."""
+    shown = printable_text(text)
+    return shown if len(shown) <= n_characters else f"\u2026{shown[-n_characters:]}"
+
+
+def _document(rounds: list[TreeRound], names: dict[str, Any], text: str, given: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "model": names["model"],
+        "drafter": names["drafter"],
+        "device": names["device"],
+        "prompt": text,
+        "options": {
+            "budget": given["budget"],
+            "tree_top_k": given["top_k"],
+            "tau": given["tau"] if given["tau"] < float("inf") else None,
+        },
+        "rounds": [asdict(each) for each in rounds],
+    }
+
+
+def _print_trees(rounds: list[TreeRound]) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False, soft_wrap=True, width=None if is_terminal(sys.stdout) else 200)
+    for each in rounds:
+        console.print(_rich_tree(each))
+    console.print(f"percent: the drafter's probability, given the tokens before; {SPACE}: a blank", style="dim")
+
+
+def _rich_tree(each: TreeRound) -> Tree:
+    """The round for the terminal; the accepted path comes first in every branching."""
+    from rich.tree import Tree
+
+    root = Tree(each.summary)
+    branches = {-1: root}
+    pending = [0]
+    while pending:
+        index = pending.pop(0)
+        branches[index] = branches[each.nodes[index].parent].add(_rich_label(each.nodes[index]))
+        pending += each.children(index)
+    return root
+
+
+def _rich_label(node: TreeNode) -> Text:
+    from rich.text import Text
+
+    percent = "" if node.probability is None else f"  {node.probability:.1%}"
+    return Text.assemble((node.text, STYLES[node.fate]), percent, (MARKS[node.fate], STYLES[node.fate]))

@@ -9,9 +9,11 @@ caches; when the device fails again its error comes out.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from inspect import GEN_RUNNING, GEN_SUSPENDED, getgeneratorstate
+from weakref import WeakSet
 
 import numpy as np
 
@@ -71,8 +73,9 @@ class Session:
         self.stats = Stats()  # of the latest generation
         self.finish_reason: FinishReason | None = None  # of the latest generation; None while it runs
         self._cancelled = False
-        self._is_void = False
-        self._is_running = False
+        self._is_void = False  # set while caches and tokens are brought together, so that an interrupt leaves it set
+        self._runner: RoundRunner | None = None  # of the latest generation; it knows whether its last round was settled
+        self._generations: WeakSet[Generator[Emission, None, None]] = WeakSet()
 
     def cancel(self) -> None:
         """End the running generation after this round or prefill chunk; safe from signal handlers and threads."""
@@ -107,7 +110,7 @@ class Session:
             DeviceError: the caches are void: the last call failed or was interrupted; generate or reset first.
         """
         self._refuse_running()
-        if self._is_void or self._is_ahead():
+        if self._are_caches_lost():
             raise DeviceError("the last call of this session was interrupted: generate or reset before a snapshot")
         return self._snapshot(self.tokens)
 
@@ -124,7 +127,7 @@ class Session:
     def close(self) -> None:
         """Leave a snapshot with `prefixes` and give the caches back to the engine; safe to call twice."""
         try:
-            if not (self._are_caches_lost() or self._is_ahead()):
+            if not self._are_caches_lost():
                 with suppress(DeviceError):  # a prefix is worth no error; the device will speak up when it is needed
                     self._leave_prefix()
         finally:
@@ -165,7 +168,9 @@ class Session:
         checked = _checked_ids(token_ids, self.n_vocab)
         self._check_can_run(checked)
         self._cancelled = False
-        return self._generate(checked, runner, tracker, max_tokens, on_prefill, on_round or _ignore)
+        generation = self._generate(checked, runner, tracker, max_tokens, on_prefill, on_round or _ignore)
+        self._generations.add(generation)
+        return generation
 
     def _generate(
         self,
@@ -175,7 +180,7 @@ class Session:
         max_tokens: int | None,
         on_prefill: Callable[[int, int], None] | None,
         on_round: Callable[[RoundResult], None],
-    ) -> Iterator[Emission]:
+    ) -> Generator[Emission, None, None]:
         self._begin(token_ids, runner)
         try:
             self._prepare(on_prefill)
@@ -184,13 +189,11 @@ class Session:
             yield Emission([], "", finish_reason="cancelled")
         finally:
             self.finish_reason = self.finish_reason or "cancelled"
-            self._is_void |= not runner.is_clean
-            self._is_running = False
 
     def _begin(self, token_ids: list[int], runner: RoundRunner) -> None:
-        self._check_can_run(token_ids)  # again: another generation may have run since the call
-        self._is_running = True
-        self._is_void |= self._is_ahead()
+        self._check_can_run(token_ids, n_allowed=1)  # again: another generation may have run since the call
+        self._is_void = self._are_caches_lost()
+        self._runner = runner
         self.finish_reason = None
         self.tokens.extend(token_ids)
         self.stats = Stats(runner.mode, None if self.drafter is None else self.drafter.kind)
@@ -237,8 +240,8 @@ class Session:
             return "length"
         return "cancelled" if self._cancelled else None
 
-    def _check_can_run(self, token_ids: list[int]) -> None:
-        self._refuse_running()
+    def _check_can_run(self, token_ids: list[int], n_allowed: int = 0) -> None:
+        self._refuse_running(n_allowed)
         if not token_ids and not self.tokens:
             raise OptionError("the prompt has no tokens: generation needs at least one token to start from")
         n_tokens = len(self.tokens) + len(token_ids)
@@ -248,17 +251,18 @@ class Session:
                 "shorten the prompt or load with a larger n_ctx"
             )
 
-    def _refuse_running(self) -> None:
-        if self._is_running:
+    def _refuse_running(self, n_allowed: int = 0) -> None:
+        """Raise when more generations than `n_allowed` have begun and not ended: their frames tell, as no flag can that
+        an interrupt may keep from being cleared."""
+        states = [getgeneratorstate(generation) for generation in self._generations]
+        if states.count(GEN_RUNNING) + states.count(GEN_SUSPENDED) > n_allowed:
             raise OptionError("a generation is still running in this session: exhaust or close its iterator first")
 
     def _are_caches_lost(self) -> bool:
-        """Void by what this session knows, or by what the target knows (the engine was parked, another call failed)."""
-        return self._is_void or bool(getattr(self.target, "is_void", False))
-
-    def _is_ahead(self) -> bool:
-        """Interrupted between commit and bookkeeping, the caches hold more than the tokens say."""
-        return self.target.length > max(len(self.tokens) - 1, 0)
+        """Whether the caches may hold something else than the tokens say."""
+        is_unsettled = self._runner is not None and not self._runner.is_clean
+        is_ahead = self.target.length > max(len(self.tokens) - 1, 0)  # interrupted between commit and bookkeeping
+        return self._is_void or is_unsettled or is_ahead or bool(getattr(self.target, "is_void", False))
 
     def _prepare(self, on_prefill: Callable[[int, int], None] | None) -> None:
         """Bring the caches up to the token before the anchor."""
@@ -284,10 +288,16 @@ class Session:
             self._prefill(missing, on_prefill)
 
     def _empty_caches(self) -> None:
-        self._is_void = True  # until done
+        self._is_void = True
         self.target.reset()
         if self.drafter is not None:
             self.drafter.reset()
+        self._settle()
+
+    def _settle(self) -> None:
+        """Caches and tokens agree again."""
+        if self._runner is not None:
+            self._runner.is_clean = True
         self._is_void = False
 
     def _find_prefix(self) -> None:
@@ -319,7 +329,7 @@ class Session:
             raise
         if self.drafter is not None:
             self.drafter.restore(snapshot.drafter)
-        self._is_void = False
+        self._settle()
 
     def _prefill(self, missing: list[int], on_prefill: Callable[[int, int], None] | None) -> None:
         held_before, n_missing, started = self.target.length, len(missing), self.clock()
@@ -331,14 +341,14 @@ class Session:
             if self._cancelled:
                 raise _CancelledError
 
+        self._is_void = True
         try:
             for length in self._stops(held_before + n_missing):
                 self.target.prefill(self.tokens[self.target.length : length], on_chunk)
                 self._leave_prefix()
+            self._is_void = False
         except _CancelledError:
-            raise
-        except BaseException:
-            self._is_void = True
+            self._is_void = False
             raise
         finally:
             n_done = max(self.target.length - held_before, 0)

@@ -86,7 +86,7 @@ def _markov_block(results: Mapping[str, NDArray[np.int32]], draft_to_target: Ids
     ids = _target_ids(chained, draft_to_target)
     confidence = None
     if "confidence" in results:
-        confidence = _sigmoid(results["confidence"].reshape(-1).astype(np.float32))
+        confidence = sigmoid(results["confidence"].reshape(-1).astype(np.float32))
     if "pairs" not in results:
         return DraftBlock(ids, logprobs, confidence)
     candidates, unconditioned = split_top(results["top"])
@@ -161,7 +161,8 @@ def _normalised(scores: Values, outside: Values) -> Values:
     return scores - largest - np.log(total)
 
 
-def _sigmoid(x: Values) -> Values:
+def sigmoid(x: Values) -> Values:
+    """Of any shape, without overflow."""
     return (0.5 * (1 + np.tanh(0.5 * x))).astype(np.float32)
 
 

@@ -8,11 +8,12 @@ import numpy as np
 
 from pyggml_spec.decode.draft_block import read_block, shorten
 from pyggml_spec.decode.protocols import DraftBlock
+from pyggml_spec.decode.stepped_chain import SteppedChain
 from pyggml_spec.decode.target_sequence import NativeTargetSequence
 from pyggml_spec.errors import OptionError
 from pyggml_spec.ggml import Backend, Graph, GraphArena, spec_ops
 from pyggml_spec.gguf_io.weights import Weights
-from pyggml_spec.models import dflash
+from pyggml_spec.models import dflash, dspark
 from pyggml_spec.records import DrafterConfig
 from pyggml_spec.state.cells import CellHold
 from pyggml_spec.state.features import FeatureRing
@@ -50,6 +51,15 @@ class Drafter:
         self.draft_to_target = weights["d2t"].get().reshape(-1) if "d2t" in weights else None  # (n_rows,) int32
         self.n_anchor_ids = dflash.n_anchor_ids(config, tables)
         self._graphs: dict[tuple[int, ...], dflash.DrafterGraph] = {}
+        self._choose_chain()
+
+    def _choose_chain(self) -> None:
+        """A DSpark chain runs inside the block's graph, unless the device lacks a kernel for that."""
+        self.why_stepped = dspark.why_not_fused(self.backend, self.weights) if self.config.kind == "dspark" else None
+        self._stepped: SteppedChain | None = None
+        if self.why_stepped:
+            n_rows = dflash.n_head_rows(self.config, self._tables)
+            self._stepped = SteppedChain(self.backend, self._arena, self.config, self.weights, n_rows)
 
     def _new_cache(self) -> KvCache:
         config, limits = self.config, self.limits
@@ -73,10 +83,24 @@ class Drafter:
         if built is None or built.graph.is_stale:
             graph = Graph(self._arena, dflash.n_graph_nodes(self.config))
             built = dflash.build_drafter(
-                graph, self.config, self.weights, self.state, self._tables, n_inject=n_inject, top_k=top_k
+                graph,
+                self.config,
+                self.weights,
+                self.state,
+                self._tables,
+                n_inject=n_inject,
+                top_k=top_k,
+                memory=None if self._stepped is None else self._stepped.memory,
             )
             self._graphs[key] = built
         return built
+
+    def read_block(self, built: dflash.DrafterGraph, anchor_id: int, n_draft: int, top_k: int) -> DraftBlock:
+        """The block that `built` has just computed."""
+        if self._stepped is not None:
+            return self._stepped.draft(anchor_id, n_draft, top_k, self.draft_to_target)
+        results = {name: tensor.get() for name, tensor in built.results.items()}
+        return shorten(read_block(results, anchor_id, top_k, self.draft_to_target), n_draft)
 
     def open_sequence(self, target: NativeTargetSequence) -> NativeDrafterSequence:
         """A drafter sequence that follows `target`."""
@@ -88,12 +112,15 @@ class Drafter:
         """Take up work again after `close`, on reloaded weights and with an empty cache."""
         self.weights, self._tables, self._arena = weights, tables, arena
         self.state = dflash.DrafterState(self._new_cache(), features)
+        self._choose_chain()
 
     def close(self) -> None:
         """Free graphs and device memory; safe to call twice."""
         for built in self._graphs.values():
             built.graph.close()
         self._graphs.clear()
+        if self._stepped is not None:
+            self._stepped.close()
         self.state.kv.close()
         self.weights.close()
 
@@ -145,8 +172,7 @@ class NativeDrafterSequence:
         self._fill_block(built, anchor_id)
         built.inputs.upload()
         built.graph.run()
-        results = {name: tensor.get() for name, tensor in built.results.items()}
-        return shorten(read_block(results, anchor_id, top_k, self._drafter.draft_to_target), n_draft)
+        return self._drafter.read_block(built, anchor_id, n_draft, top_k)
 
     def reset(self) -> None:
         """Forget the whole context."""

@@ -233,6 +233,7 @@ class Engine:
             "parked": self.target.is_parked,
             "n_ctx": self.target.limits.n_ctx,
             "n_threads": self.target.backend.n_threads,
+            "draft_chain": self._describe_chain(),
             "memory": {
                 "weights": self.target.weights.n_bytes,
                 "kv_cache": state.kv.n_bytes,
@@ -287,6 +288,13 @@ class Engine:
             self._free_memory()
             raise
         self._share_cells()
+
+    def _describe_chain(self) -> str | None:
+        """How a DSpark drafter's chain runs; None for other drafters."""
+        if self.drafter is None or self.drafter.config.kind != "dspark":
+            return None
+        why = self.drafter.why_stepped
+        return f"step by step ({why})" if why else "in one graph"
 
     def close(self) -> None:
         """Free all device memory; safe to call twice."""

@@ -169,6 +169,14 @@ def repeat(context: Context, x: Tensor, ne: Sequence[int]) -> Tensor:
     return _node(context, lib.ggml_repeat_4d(_begin(context), x.ptr, *sizes))
 
 
+def copy(context: Context, source: Tensor, destination: Tensor) -> Tensor:
+    """Write f32 values into memory that outlives the graph; the result is a view of `destination`."""
+    require_f32(source, "copy's source")
+    require_f32(destination, "copy's destination")
+    _check(source.ne == destination.ne, "copy needs equal shapes", source, destination)
+    return _node(context, lib.ggml_cpy(_begin(context), source.ptr, destination.ptr))
+
+
 def rope(
     context: Context,
     x: Tensor,

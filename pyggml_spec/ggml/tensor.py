@@ -123,6 +123,17 @@ class Tensor:
             raise ShapeError(f"tensor '{self.name}' has no memory yet; allocate its graph or buffer first")
         self._has_memory = True
 
+    def get_bytes(self, offset_bytes: int, n_bytes: int) -> np.ndarray:
+        """Download a stretch of the data as stored: (n_bytes,) uint8."""
+        if offset_bytes < 0 or n_bytes < 0 or offset_bytes + n_bytes > self.n_bytes:
+            raise ShapeError(
+                f"{n_bytes} bytes at offset {offset_bytes} do not lie inside the {self.n_bytes} of tensor '{self.name}'"
+            )
+        out = np.empty(n_bytes, dtype=np.uint8)
+        if n_bytes:
+            lib.ggml_backend_tensor_get(self.ptr, ffi.from_buffer(out), offset_bytes, n_bytes)
+        return out
+
     def host_view(self) -> np.ndarray | None:
         """The data itself as an array of shape ne reversed, or None when it is not in host memory.
 

@@ -241,10 +241,14 @@ def _ids(graph: Graph, top: Tensor) -> Tensor:
     return ops.contiguous(graph.context, ops.view(graph.context, top, [top.ne[0] // 2, top.ne[1]], [top.nb[1]]))
 
 
-def build_heads(b: _Build, top_k: int) -> dict[str, Tensor]:
-    """The block and what its drafter's kind makes of it."""
+def build_heads(b: _Build, top_k: int, memory: dspark.BlockMemory | None) -> dict[str, Tensor]:
+    """The block and what its drafter's kind makes of it; with a memory, the block is left there for a stepped chain."""
     hidden = build_block(b)
     logits = build_logits(b, hidden)
+    if memory is not None:
+        b.graph.expand(ops.copy(b.graph.context, logits, memory.logits))
+        b.graph.expand(ops.copy(b.graph.context, hidden, memory.hidden))
+        return {}
     if b.config.kind == "dspark":
         return build_markov(b, hidden, logits, top_k)
     if b.config.kind == "dflash2":
@@ -261,12 +265,13 @@ def build_drafter(
     *,
     n_inject: int,
     top_k: int,
+    memory: dspark.BlockMemory | None = None,
 ) -> DrafterGraph:
     """Inject `n_inject` feature rows, then draft one block; `top_k` = 0 injects only."""
     inputs = PackedInputs.create(graph, _input_sizes(config, n_inject, top_k))
     b = _Build(graph, config, weights, state, tables, inputs)
     inject_features(b)
-    results = build_heads(b, top_k) if top_k else {}
+    results = build_heads(b, top_k, memory) if top_k else {}
     for name, tensor in results.items():
         graph.output(tensor.named(f"result_{name}"))
     graph.place()

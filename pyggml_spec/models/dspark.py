@@ -1,14 +1,15 @@
 """What DSpark adds to DFlash: a low-rank Markov head that chains the slots of a block, and a confidence head.
 
 The logits of slot i get w2 (w1[previous token]) added. The greedy chain is part of the block's graph: the id that
-slot i - 1 chose never leaves the device.
+slot i - 1 chose never leaves the device. Where a device cannot look tokens up in w1 the block leaves its logits in a
+BlockMemory, and every step of the chain is a graph of its own that is handed a row of w1.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pyggml_spec.ggml import Graph, Tensor, ops, spec_ops
+from pyggml_spec.ggml import F32, I32, Backend, Context, Graph, Tensor, ops, spec_ops
 from pyggml_spec.gguf_io.weights import Weights
 
 
@@ -94,3 +95,48 @@ def pair_scores(graph: Graph, head: MarkovHead, candidates: Tensor, predecessors
     before = ops.reshape(ctx, before, [rank, n_before, n - 1])
     pairs = ops.mul_mat(ctx, ops.reshape(ctx, after, [rank, k, n - 1]), before)
     return ops.reshape(ctx, pairs, [k, n_before * (n - 1)])
+
+
+@dataclass(frozen=True)
+class BlockMemory:
+    """What a block leaves for the steps of its chain; n = draft horizon."""
+
+    logits: Tensor  # f32 [n_rows, n], before any bias
+    hidden: Tensor  # f32 [n_embd, n]
+
+
+@dataclass(frozen=True)
+class StepGraph:
+    """One step: fill `slot` i32 [1] and `row` of w1 f32 [rank, 1]; read `top` i32 [2k, 1], `confidence` f32 [1]."""
+
+    graph: Graph
+    slot: Tensor
+    row: Tensor
+    top: Tensor
+    confidence: Tensor | None
+
+
+def why_not_fused(backend: Backend, weights: Weights) -> str | None:
+    """The reason why the chain cannot be part of the block's graph on this device; None = it can."""
+    with Context(8) as ctx:
+        ids = ctx.new_tensor(I32, [1], "ids")
+        for name in ("markov_w1.weight", "markov_w2.weight"):
+            table = weights[name]
+            if not backend.supports(ops.get_rows(ctx, table, ids)):
+                return f"{backend.device.name} has no kernel that looks up rows of type {table.type.name} ({name})"
+        if not backend.supports(ops.concat(ctx, ids, ids, axis=0)):
+            return f"{backend.device.name} has no kernel that joins token ids"
+    return None
+
+
+def build_step(graph: Graph, weights: Weights, memory: BlockMemory, k: int) -> StepGraph:
+    """One step of a chain: the best k of a slot after a token."""
+    ctx, head = graph.context, markov_head(graph, weights, memory.logits.ne[0])
+    slot, row = graph.input(I32, [1], "slot"), graph.input(F32, [head.w1.ne[0], 1], "markov_row")
+    logits = ops.add(ctx, ops.mul_mat(ctx, head.w2, row), ops.get_rows(ctx, memory.logits, slot))
+    top = graph.output(spec_ops.top_k(ctx, logits, k, logprobs=True))
+    confidence = None
+    if head.confidence is not None:
+        confidence = graph.output(confidence_logits(graph, head, ops.get_rows(ctx, memory.hidden, slot), row))
+    graph.place()
+    return StepGraph(graph, slot, row, top, confidence)

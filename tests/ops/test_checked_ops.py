@@ -103,6 +103,10 @@ def test_joining_and_repeating(context: Context, f32: Make, i32: Make) -> None:
         ops.concat(context, f32(4), i32(4), 0)
     with pytest.raises(ShapeError, match="left operand"):
         ops.concat(context, context.new_tensor(F16, [4], "h"), f32(4), 0)
+    with pytest.raises(ShapeError, match="copy needs equal shapes"):
+        ops.copy(context, f32(4, 3), f32(3, 4))
+    with pytest.raises(ShapeError, match="copy's destination"):
+        ops.copy(context, f32(4), i32(4))
     with pytest.raises(ShapeError, match="axis 4"):
         ops.concat(context, f32(4), f32(4), 4)
     with pytest.raises(ShapeError, match="cannot fill"):
@@ -160,9 +164,12 @@ def test_transfers() -> None:
             homeless.set(np.zeros(1, np.float32), offset_bytes=16)
         with pytest.raises(ShapeError, match="16 bytes"):
             homeless.get(np.zeros(3, np.float32))
+        with pytest.raises(ShapeError, match="do not lie inside"):
+            homeless.get_bytes(12, 5)
         homeless.set(np.arange(4, dtype=np.float32))
 
         assert homeless.get().ravel().tolist() == [0, 1, 2, 3]
+        assert homeless.get_bytes(4, 8).view(np.float32).tolist() == [1, 2]
         buffer.close()
         buffer.close()
 

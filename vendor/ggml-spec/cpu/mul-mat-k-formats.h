@@ -60,11 +60,13 @@ struct group_scales {
 // q4_K and q5_K: scales and minima of 6 bits in 12 bytes. The first four of each have their own bytes, whose top bits
 // continue the last four, of which the third word holds the low bits.
 static inline group_scales scales_of_12_bytes(const uint8_t * packed) {
-    uint32_t w[3];
-    memcpy(w, packed, sizeof(w));
+    uint32_t low, high, rest;
+    memcpy(&low, packed, sizeof(low));
+    memcpy(&high, packed + 4, sizeof(high));
+    memcpy(&rest, packed + 8, sizeof(rest));
     const uint32_t bytes[4] = {
-        w[0] & 0x3f3f3f3f, (w[2] & 0x0f0f0f0f) | (w[0] >> 2 & 0x30303030),
-        w[1] & 0x3f3f3f3f, (w[2] >> 4 & 0x0f0f0f0f) | (w[1] >> 2 & 0x30303030),
+        low & 0x3f3f3f3f, (rest & 0x0f0f0f0f) | (low >> 2 & 0x30303030),
+        high & 0x3f3f3f3f, (rest >> 4 & 0x0f0f0f0f) | (high >> 2 & 0x30303030),
     };
     group_scales s;
 #if defined(__AVX2__)
@@ -108,8 +110,8 @@ struct q5_k_format {
 
     static bytes32 numbers(const block & b, int at) {
         const bytes32 low  = low_bits(shift_right(load_bytes(b.qs + at / 2 * 32), at % 2 * 4), 15);
-        const bytes32 high = low_bits(shift_right(load_bytes(b.qh), at), 1);
-        return join_bits(low, shift_left(high, 4));
+        const bytes32 high = load_bytes(b.qh);  // one bit per block, to become bit 4
+        return join_bits(low, low_bits(at < 4 ? shift_left(high, 4 - at) : shift_right(high, at - 4), 16));
     }
 };
 
@@ -140,8 +142,8 @@ struct q6_k_format {
     static bytes32 numbers(const block & b, int at) {
         const int     half = at / 4, part = at % 4;
         const bytes32 low  = low_bits(shift_right(load_bytes(b.ql + 64 * half + 32 * (part % 2)), part / 2 * 4), 15);
-        const bytes32 high = low_bits(shift_right(load_bytes(b.qh + 32 * half), 2 * part), 3);
-        return join_bits(low, shift_left(high, 4));
+        const bytes32 high = load_bytes(b.qh + 32 * half);  // two bits per part, to become bits 4 and 5
+        return join_bits(low, low_bits(part < 3 ? shift_left(high, 4 - 2 * part) : shift_right(high, 2), 0x30));
     }
 };
 

@@ -35,7 +35,7 @@ struct k_kernel {
     struct panel {
         alignas(64) int32_t words[panel_blocks][block_words * tile_rows];
         int32_t scales[n_groups][tile_rows];
-        int32_t minima[panel_blocks][tile_rows];  // pairs of 16 bits: rows 0..3 are used
+        int32_t minima[panel_blocks][tile_rows];  // pairs of 16 bits: four are used
         float   scale[tile_rows];
         float   minimum[tile_rows];               // scale of the minima, negative
     };
@@ -66,6 +66,7 @@ struct k_kernel {
         for (int row = 0; row < tile_rows; row++) {
             const auto & block = *(const typename Format::block *) chunks[row];
             rows[row] = numbers[row];
+#pragma GCC unroll 8
             for (int b = 0; b < panel_blocks; b++) {
                 store_bytes(numbers[row] + b * block_size, Format::numbers(block, b));
             }
@@ -79,14 +80,20 @@ struct k_kernel {
     }
 
     static void fill_scales(panel & p, const uint8_t * const * chunks) {
+        alignas(64) int32_t scales[tile_rows][n_groups];
+        alignas(64) int32_t minima[tile_rows][panel_blocks] = {};  // pairs, padded for the transposition
         for (int row = 0; row < tile_rows; row++) {
-            group_scales s = Format::scales(*(const typename Format::block *) chunks[row]);
+            const group_scales s = Format::scales(*(const typename Format::block *) chunks[row]);
             for (int g = 0; g < n_groups; g++) {
-                p.scales[g][row] = s.scales[g];
+                scales[row][g] = s.scales[g];
             }
-            for (int pair = 0; Format::has_minima && pair < panel_blocks / 2; pair++) {
-                memcpy(&p.minima[pair][row], s.minima + 2 * pair, sizeof(int32_t));
+            if (Format::has_minima) {
+                memcpy(minima[row], s.minima, sizeof(s.minima));
             }
+        }
+        transpose_rows<n_groups>(p.scales, scales);
+        if (Format::has_minima) {
+            transpose_rows<panel_blocks>(p.minima, minima);
         }
     }
 
@@ -142,6 +149,7 @@ struct k_kernel {
     // Sum of scale * dot of one row, in eight parts.
     static __m256i row_products(const typename Format::block & block, const group_scales & s, const act & a) {
         __m256i sum = _mm256_setzero_si256();
+#pragma GCC unroll 8
         for (int b = 0; b < panel_blocks; b++) {
             const __m256i bytes = _mm256_loadu_si256((const __m256i *) a.block_bytes(b));
             const __m256i pairs = _mm256_maddubs_epi16(Format::numbers(block, b), bytes);

@@ -215,4 +215,53 @@ static inline void words_of_block(int32_t * words, row_bytes rows, uint8_t flip)
     }
 }
 
+// --- from one line per row to one line per item -----------------------------------------------------------------------
+
+#if defined(__AVX2__)
+
+// Eight items of eight rows.
+static inline void store_transposed(int32_t (*out)[tile_rows], const __m256i * r) {
+    __m256i t[8], u[8];
+    for (int i = 0; i < 8; i += 2) {
+        t[i]     = _mm256_unpacklo_epi32(r[i], r[i + 1]);
+        t[i + 1] = _mm256_unpackhi_epi32(r[i], r[i + 1]);
+    }
+    for (int i = 0; i < 8; i += 4) {
+        u[i]     = _mm256_unpacklo_epi64(t[i], t[i + 2]);
+        u[i + 1] = _mm256_unpackhi_epi64(t[i], t[i + 2]);
+        u[i + 2] = _mm256_unpacklo_epi64(t[i + 1], t[i + 3]);
+        u[i + 3] = _mm256_unpackhi_epi64(t[i + 1], t[i + 3]);
+    }
+    for (int i = 0; i < 4; i++) {
+        _mm256_storeu_si256((__m256i *) out[i],     _mm256_permute2x128_si256(u[i], u[i + 4], 0x20));
+        _mm256_storeu_si256((__m256i *) out[i + 4], _mm256_permute2x128_si256(u[i], u[i + 4], 0x31));
+    }
+}
+
+template <int n_items>
+void transpose_rows(int32_t (*out)[tile_rows], const int32_t (*in)[n_items]) {
+    for (int row = 0; row < tile_rows; row += 8) {
+        for (int item = 0; item < n_items; item += 8) {
+            __m256i r[8];
+            for (int i = 0; i < 8; i++) {
+                r[i] = _mm256_loadu_si256((const __m256i *) (in[row + i] + item));
+            }
+            store_transposed((int32_t (*)[tile_rows]) &out[item][row], r);
+        }
+    }
+}
+
+#else
+
+template <int n_items>
+void transpose_rows(int32_t (*out)[tile_rows], const int32_t (*in)[n_items]) {
+    for (int row = 0; row < tile_rows; row++) {
+        for (int item = 0; item < n_items; item++) {
+            out[item][row] = in[row][item];
+        }
+    }
+}
+
+#endif
+
 }  // namespace ggml_spec

@@ -27,25 +27,6 @@ static inline __m256i sums_of_rows(const __m256i * r) {
     return _mm256_add_epi32(_mm256_permute2x128_si256(low, high, 0x20), _mm256_permute2x128_si256(low, high, 0x31));
 }
 
-// Eight words of eight rows each: afterwards row i of `out` holds the i-th of every row.
-static inline void store_transposed(int32_t (*out)[tile_rows], const __m256i * r) {
-    __m256i t[8], u[8];
-    for (int i = 0; i < 8; i += 2) {
-        t[i]     = _mm256_unpacklo_epi32(r[i], r[i + 1]);
-        t[i + 1] = _mm256_unpackhi_epi32(r[i], r[i + 1]);
-    }
-    for (int i = 0; i < 8; i += 4) {
-        u[i]     = _mm256_unpacklo_epi64(t[i], t[i + 2]);
-        u[i + 1] = _mm256_unpackhi_epi64(t[i], t[i + 2]);
-        u[i + 2] = _mm256_unpacklo_epi64(t[i + 1], t[i + 3]);
-        u[i + 3] = _mm256_unpackhi_epi64(t[i + 1], t[i + 3]);
-    }
-    for (int i = 0; i < 4; i++) {
-        _mm256_storeu_si256((__m256i *) out[i],     _mm256_permute2x128_si256(u[i], u[i + 4], 0x20));
-        _mm256_storeu_si256((__m256i *) out[i + 4], _mm256_permute2x128_si256(u[i], u[i + 4], 0x31));
-    }
-}
-
 #else
 
 constexpr bool has_row_kernels = false;

@@ -1,5 +1,6 @@
 #include "mul-mat.h"
 
+#include "mul-mat-f16.h"
 #include "mul-mat-k.h"
 #include "mul-mat-packed.h"
 #include "mul-mat-q8.h"
@@ -10,7 +11,7 @@
 namespace ggml_spec {
 namespace {
 
-// Bytes of the activations of a column per 256 numbers; 0 for a weight type without kernels.
+// Bytes of the activations of a column per 256 numbers; 0 for a weight type without integer kernels.
 size_t act_bytes(ggml_type type) {
     switch (type) {
         case GGML_TYPE_Q8_0: return sizeof(q8_0_kernel::act) * panel_blocks;
@@ -19,6 +20,10 @@ size_t act_bytes(ggml_type type) {
         case GGML_TYPE_Q6_K: return sizeof(k_kernel<q6_k_format>::act);
         default:             return 0;
     }
+}
+
+bool has_kernel(const ggml_tensor * weights) {
+    return act_bytes(weights->type) > 0 || (weights->type == GGML_TYPE_F16 && weights->ne[0] % 16 == 0);
 }
 
 bool is_matrix_in_host_memory(const ggml_tensor * t) {
@@ -30,7 +35,7 @@ bool is_matrix_in_host_memory(const ggml_tensor * t) {
 
 bool mul_mat_takes(const ggml_tensor * op) {
     const ggml_tensor * x = op->src[1];
-    return act_bytes(op->src[0]->type) > 0 && is_matrix_in_host_memory(op->src[0]) &&
+    return has_kernel(op->src[0]) && is_matrix_in_host_memory(op->src[0]) &&
            x->type == GGML_TYPE_F32 && x->ne[2] == 1 && x->ne[3] == 1 && x->nb[0] == sizeof(float) &&
            op->type == GGML_TYPE_F32 && op->nb[0] == sizeof(float);
 }
@@ -60,6 +65,7 @@ void mul_mat_compute(const ggml_compute_params * params, ggml_tensor * op) {
         case GGML_TYPE_Q4_K: run_integer_kernel<k_kernel<q4_k_format>>(params, m); break;
         case GGML_TYPE_Q5_K: run_integer_kernel<k_kernel<q5_k_format>>(params, m); break;
         case GGML_TYPE_Q6_K: run_integer_kernel<k_kernel<q6_k_format>>(params, m); break;
+        case GGML_TYPE_F16:  run_half_kernel(params, m); break;
         default: GGML_ABORT("mul_mat: no kernel for weights of type %s", ggml_type_name(w->type));
     }
 }

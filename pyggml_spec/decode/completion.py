@@ -86,6 +86,11 @@ class Stream:
         self.close()
 
     @property
+    def has_ended(self) -> bool:
+        """Whether no piece is to come any more."""
+        return self._has_ended
+
+    @property
     def completion(self) -> Completion:
         """Everything emitted; raises OptionError while pieces are still to come."""
         if not self._has_ended:

@@ -183,8 +183,7 @@ class Engine:
         Raises:
             OptionError, ContextLimitError: before anything is computed.
         """
-        if self._running is not None:
-            raise OptionError("a generation of this engine is still running: exhaust or close its stream first")
+        self._refuse_running()
         params = SamplingParams(
             temperature, top_k, top_p, min_p, repeat_penalty, presence_penalty, frequency_penalty, penalty_last_n,
             seed, logprobs,
@@ -208,6 +207,11 @@ class Engine:
             raise
         self._running = Stream(session, emissions, len(token_ids), self._end_stream)
         return self._running
+
+    def _refuse_running(self) -> None:
+        if self._running is not None and not self._running.has_ended:
+            raise OptionError("a generation of this engine is still running: exhaust or close its stream first")
+        self._running = None
 
     def _end_stream(self, session: Session) -> None:
         try:
@@ -255,8 +259,7 @@ class Engine:
         Raises:
             OptionError: a stream is running, or the engine is closed.
         """
-        if self._running is not None:
-            raise OptionError("a generation of this engine is still running: exhaust or close its stream first")
+        self._refuse_running()
         if self.target.why_unusable is not None and not self.target.is_parked:
             raise OptionError(self.target.why_unusable)
         self._free_memory()

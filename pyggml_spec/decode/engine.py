@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from os import PathLike
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 from pyggml_spec import assets
 from pyggml_spec.decode.completion import Completion, Stream
@@ -60,7 +61,7 @@ class Engine:
         self._pair = pair
         self._names = names
         self._stack = ExitStack()
-        self._running: Stream | None = None
+        self._running: ref[Stream] | None = None  # weak: a stream that an interrupt lost has ended
         self._share_cells()
 
     @classmethod
@@ -205,11 +206,13 @@ class Engine:
         except BaseException:
             session.close()
             raise
-        self._running = Stream(session, emissions, len(token_ids), self._end_stream)
-        return self._running
+        stream = Stream(session, emissions, len(token_ids), self._end_stream)
+        self._running = ref(stream)
+        return stream
 
     def _refuse_running(self) -> None:
-        if self._running is not None and not self._running.has_ended:
+        running = None if self._running is None else self._running()
+        if running is not None and not running.has_ended:
             raise OptionError("a generation of this engine is still running: exhaust or close its stream first")
         self._running = None
 
@@ -301,8 +304,9 @@ class Engine:
 
     def close(self) -> None:
         """Free all device memory; safe to call twice."""
-        if self._running is not None:
-            self._running.close()
+        running = None if self._running is None else self._running()
+        if running is not None:
+            running.close()
         self.prefixes.clear()
         self._stack.close()
 

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Builds, tests and measures the CUDA flavour on a machine with a GPU and without a network.
 #
-#   tools/gpu_session.sh [options] STAGE...      stages: build ops sanitize e2e bench synthetic profile
+#   tools/gpu_session.sh [options] STAGE...      stages: build ensure ops sanitize e2e bench synthetic profile
+#                                                (ensure: build unless the CUDA flavour loads already)
 #
 #   --out DIR         where logs and results go                            (default: gpu-session)
 #   --wheels DIR      Python packages that the machine lacks, as wheels
 #   --upstream FILE   trimmed upstream archive (vendor/prepare_upstream.py trim ARCHIVE), for `build`
-#   --extension FILE  a built _ggml_cuda.abi3.so, instead of `build`
+#   --extension FILE  a built _ggml_cuda.abi3.so (or .so.xz), instead of `build`
 #   --arch LIST       compute capabilities to build for                    (default: native)
 #   --shape, --type   the synthetic target                                 (default: 27b q4_k_m)
 #   --device NAME     what the tests and benchmarks run on                 (default: the first GPU)
@@ -44,8 +45,12 @@ machine() {
 
 install() {
     [[ -n "$wheels" ]] && "$python" -m pip install -q --no-index --no-deps --no-compile --target "$work/site" --upgrade "$wheels"/*.whl
-    [[ -n "$extension" ]] && cp "$extension" pyggml_spec/_native/
-    return 0
+    case "$extension" in
+        "") ;;
+        *.xz) "$python" -c 'import lzma, sys; sys.stdout.buffer.write(lzma.open(sys.argv[1]).read())' "$extension" \
+                  >pyggml_spec/_native/_ggml_cuda.abi3.so ;;
+        *) cp "$extension" pyggml_spec/_native/ ;;
+    esac
 }
 
 build() {
@@ -54,6 +59,11 @@ build() {
     $cmake -S . -B "$work/build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE="$(command -v "$python")" \
         -DPYGGML_SPEC_FLAVOURS=cuda -DPYGGML_SPEC_CUDA_ARCHITECTURES="$arch" -DPYGGML_SPEC_CUDA_DEVELOPMENT=ON &&
     $cmake --build "$work/build" -- -j"$(nproc)" && cp "$work/build/_ggml_cuda.abi3.so" pyggml_spec/_native/
+}
+
+ensure() {
+    "$python" -c 'import sys; from pyggml_spec._native import lib, skipped; print(lib, skipped); sys.exit("_cuda" not in repr(lib))' || build
+    "$python" -c 'from pyggml_spec.ggml import list_devices; print(*list_devices(), sep="\n")'
 }
 
 tests() {  # selected tests, several at a time where pytest-xdist is there
@@ -86,7 +96,7 @@ profile() {  # kernels of one verify, as launched one by one
 }
 
 export out work wheels upstream extension arch shape type device python
-export -f machine install build tests sanitize synthetic profile
+export -f machine install build ensure tests sanitize synthetic profile
 
 stage machine 20 machine
 stage install 60 install
@@ -94,10 +104,11 @@ export PYTHONPATH="$PWD:$work/site${PYTHONPATH:+:$PYTHONPATH}"
 for name in "$@"; do
     case "$name" in
         build)     stage build 420 build ;;
+        ensure)    stage ensure 420 ensure ;;
         ops)       stage ops 240 tests tests/ops ;;
         sanitize)  stage sanitize 400 sanitize ;;
-        e2e)       stage golden 120 tests tests/e2e/test_golden.py
-                   stage lossless 240 tests tests/e2e/test_lossless.py tests/e2e/test_exact.py ;;
+        e2e)       jobs=2 stage golden 120 tests tests/e2e/test_golden.py
+                   jobs=4 stage lossless 180 tests tests/e2e/test_lossless.py tests/e2e/test_exact.py ;;
         bench)     stage bench 90 "$python" tools/bench_gpu.py --device "$device" --context 512 --n-ctx 2048 --prefill 1024 --generate 128
                    stage bench-exact 60 "$python" tools/bench_gpu.py --device "$device" --context 512 --n-ctx 2048 --prefill 0 \
                        --widths 1,8,16,32 --generate 128 --exact ;;

@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from ..errors import PyggmlSpecError
+from .bench import bench
 from .convert import convert
 from .devices import devices
 from .doctor import doctor
@@ -81,7 +82,7 @@ def main() -> None:
     """
 
 
-for _command in (run, tree, inspect, convert, quantize, devices, doctor):
+for _command in (run, bench, tree, inspect, convert, quantize, devices, doctor):
     main.add_command(_command)
 
 __all__ = ["main"]

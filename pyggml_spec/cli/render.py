@@ -20,6 +20,11 @@ def print_json(document: dict[str, Any]) -> None:
     click.echo("{\n" + ",\n".join(lines) + "\n}")
 
 
+def print_json_line(document: dict[str, Any]) -> None:
+    """The same in a line, to come last after text for people."""
+    click.echo(json.dumps(document, allow_nan=False))
+
+
 def is_terminal(stream: TextIO | None) -> bool:
     """Whether a person watches this stream; a closed one is None."""
     return stream is not None and stream.isatty()

@@ -1,0 +1,241 @@
+"""`pyggml-spec bench`: is speculation faster here, does it keep the text, and if the drafts are poor, why?"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .bench_prompts import BUILT_IN, split_prompts
+from .options import Number, json_option, model_options
+from .progress import StageBar
+from .prompt import read_prompt
+from .render import print_json, print_json_line
+from .run import load_engine, refuse
+
+if TYPE_CHECKING:
+    from ..decode.engine import Engine
+
+DEFAULT_WIDTHS = (1, 2, 4, 8, 16, 23, 32)
+DEFAULT_REPEATS = 3
+MAX_WIDTH = 128
+EXCLUDED = "loading, reading the prompts, building graphs (one warm-up repeat)"
+
+
+def _numbers(low: int, high: int) -> Callable[[click.Context, click.Parameter, str | None], tuple[int, ...]]:
+    """A callback that reads integers of a range, separated by commas; each counts once."""
+
+    def parse(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[int, ...]:
+        each = click.IntRange(low, high)
+        parts = text.split(",") if text is not None else []
+        return tuple(dict.fromkeys(each(part.strip(), param, ctx) for part in parts))
+
+    return parse
+
+
+@click.command()
+@model_options
+@click.option("-p", "--prompt", metavar="TEXT", help="One prompt, taken literally.  [default: six built-in ones]")
+@click.option(
+    "-f",
+    "--file",
+    "prompt_file",
+    metavar="FILE",
+    help="Read prompts from a file, - = stdin; lines of three dashes separate them.",
+)
+@click.option(
+    "-n",
+    "--predict",
+    "max_tokens",
+    type=click.IntRange(2, 65536),
+    default=64,
+    show_default=True,
+    metavar="N",
+    help="Tokens to generate after each prompt; end tokens do not end it.",
+)
+@click.option(
+    "--repeats",
+    type=click.IntRange(1, 100),
+    metavar="N",
+    help=f"Repeats that count; figures are their medians.  [default: {DEFAULT_REPEATS}]",
+)
+@click.option(
+    "--draft-max",
+    "lengths",
+    callback=_numbers(1, 64),
+    metavar="N,N,..",
+    help="Measure chains of these lengths too, in tokens.",
+)
+@click.option(
+    "--budget",
+    "budgets",
+    callback=_numbers(1, MAX_WIDTH - 1),
+    default="22",
+    show_default=True,
+    metavar="N,N,..",
+    help="Most drafted tokens in a tree; several are measured in turn.",
+)
+@click.option(
+    "--tree-top-k",
+    type=click.IntRange(1, 16),
+    default=4,
+    show_default=True,
+    metavar="N",
+    help="Candidates for each place in a tree.",
+)
+@click.option(
+    "--tau",
+    type=Number(0, allow_infinity=True),
+    default=6.0,
+    show_default=True,
+    metavar="X",
+    help="Leave out branches more than X nats less probable than the best.",
+)
+@click.option(
+    "--widths",
+    callback=_numbers(1, MAX_WIDTH),
+    metavar="N,N,..",
+    help=f"Nodes of the verifies to time.  [default: {','.join(map(str, DEFAULT_WIDTHS))}]",
+)
+@click.option(
+    "--parity",
+    is_flag=True,
+    help="Instead of speed: compare the text with plain greedy decoding; exit code 1 when they part at no near-tie.",
+)
+@click.option(
+    "--near-tie",
+    type=Number(0, 100),
+    metavar="X",
+    help="With --parity: the best two tokens are nearly tied when less than X nats apart.  [default: 0.1]",
+)
+@json_option
+@click.pass_context
+def bench(ctx: click.Context, /, **given: Any) -> None:
+    """Measure decoding with and without speculation on the same prompts, in turn, in one run.
+
+    Greedy. Figures are medians over the repeats; the text of every way of decoding is compared with the plain one's.
+    After the tables the last line is one JSON document; with --json there is nothing else.
+    """
+    _refuse_contradictions(given)
+    texts = _texts(given)
+    with StageBar() as bar, load_engine(given, bar, max_width=_max_width(given)) as engine:
+        report = _head(engine, given, len(texts))
+        prompts = [engine.tokenizer.encode(text) for text in texts]
+        if given["parity"]:
+            report |= _check_parity(engine, texts, prompts, given, bar)
+        else:
+            report |= _measure(engine, prompts, given, bar)
+    _print(report, given)
+    if report.get("n_faults"):
+        ctx.exit(1)
+
+
+def _refuse_contradictions(given: dict[str, Any]) -> None:
+    measures_speed = not given["parity"]
+    refuse(
+        [
+            (given["drafter"] and not given["target"], "-md names a drafter, but its target is missing: give -m too."),
+            (given["lengths"] and given["target"] and not given["drafter"], "--draft-max needs a drafter: give -md."),
+            (
+                given["parity"] and given["target"] and not given["drafter"],
+                "--parity compares drafted with plain text: give -md.",
+            ),
+            (not measures_speed and given["widths"], "--widths is about speed: leave it out."),
+            (not measures_speed and given["repeats"], "--repeats is about speed: leave it out."),
+            (given["near_tie"] is not None and not given["parity"], "--near-tie is a limit for --parity: give that."),
+        ]
+    )
+
+
+def _max_width(given: dict[str, Any]) -> int:
+    return max(32, *(given["widths"] or (1,)), *(budget + 1 for budget in given["budgets"]))
+
+
+def _texts(given: dict[str, Any]) -> list[str]:
+    if given["prompt"] is None and given["prompt_file"] is None:
+        return list(BUILT_IN)
+    text = read_prompt(given["prompt"], given["prompt_file"])
+    texts = [text] if given["prompt"] is not None else split_prompts(text)
+    if not any(texts):
+        raise click.UsageError("There is no prompt: what was given is empty.")
+    return texts
+
+
+def _ways(engine: Engine, given: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Every way of decoding: name -> options of Engine.stream."""
+    ways: dict[str, dict[str, Any]] = {"off": {"spec": "off"}}
+    if engine.drafter is None:
+        return ways
+    ways["chain"] = {"spec": "chain"}
+    for length in given["lengths"]:
+        ways[f"chain of {length}"] = {"spec": "chain", "draft_max": length}
+    for budget in given["budgets"]:
+        shape = {"budget": budget, "tree_top_k": given["tree_top_k"], "tau": given["tau"]}
+        ways[f"tree of {budget}"] = {"spec": "tree", **shape}
+    return ways
+
+
+def _head(engine: Engine, given: dict[str, Any], n_prompts: int) -> dict[str, Any]:
+    """What was measured, on what, and how."""
+    from .._native.pin import GGML_COMMIT, GGML_VERSION
+
+    names = engine.describe()
+    load = f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores" if hasattr(os, "getloadavg") else None
+    repeats = "" if given["parity"] else f", {given['repeats'] or DEFAULT_REPEATS} repeats, medians"
+    return {
+        **{key: names[key] for key in ("model", "drafter", "device", "device_kind", "n_threads", "n_ctx")},
+        "load": load,
+        "versions": {"pyggml-spec": metadata.version("pyggml-spec"), "ggml": f"{GGML_VERSION} ({GGML_COMMIT})"},
+        "method": f"greedy, {n_prompts} prompts, {given['max_tokens']} tokens each{repeats}",
+        "excluded": EXCLUDED if not given["parity"] else "nothing is timed",
+        "exact": given["exact"],
+    }
+
+
+def _measure(engine: Engine, prompts: list[list[int]], given: dict[str, Any], bar: StageBar) -> dict[str, Any]:
+    from .bench_measure import VERIFY_CONTEXT, Contender, measure, verify_times
+
+    contenders = [Contender(name, options) for name, options in _ways(engine, given).items()]
+    repeats = given["repeats"] or DEFAULT_REPEATS
+    measure(
+        engine,
+        contenders,
+        prompts,
+        given["max_tokens"],
+        repeats,
+        lambda done, total: bar.update("measuring", done, total),
+    )
+    memory = engine.describe()["memory"]
+    return {
+        "contenders": {each.name: each.report(contenders[0]) for each in contenders},
+        "verify_context": VERIFY_CONTEXT,
+        "verify_ms": {str(width): verify_times(engine, width) for width in given["widths"] or DEFAULT_WIDTHS},
+        "memory": {**memory, "snapshots_instead_of_banks": engine.target.state.recurrent.dense_bytes},
+    }
+
+
+def _check_parity(
+    engine: Engine, texts: list[str], prompts: list[list[int]], given: dict[str, Any], bar: StageBar
+) -> dict[str, Any]:
+    from .bench_parity import compare_texts
+
+    near_tie = 0.1 if given["near_tie"] is None else given["near_tie"]
+    rows = compare_texts(engine, texts, prompts, _ways(engine, given), given["max_tokens"], near_tie, bar)
+    n_equal = sum(row["first_divergence"] is None for row in rows)
+    n_near = sum(row["is_near_tie"] for row in rows)
+    counts = {"n_equal": n_equal, "n_near_ties": n_near, "n_faults": len(rows) - n_equal - n_near}
+    return {"near_tie": near_tie, **counts, "prompts": rows}
+
+
+def _print(report: dict[str, Any], given: dict[str, Any]) -> None:
+    if given["as_json"]:
+        print_json(report)
+        return
+    from .bench_report import render_bench, render_parity
+
+    click.echo(render_parity(report) if given["parity"] else render_bench(report))
+    click.echo()
+    print_json_line(report)

@@ -1,0 +1,89 @@
+"""`pyggml-spec bench` with the embedded models: documents, not speeds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pyggml_spec.assets import embedded_target_path
+from pyggml_spec.cli import bench_parity, main
+from pyggml_spec.decode.parity import Parity
+
+pytestmark = pytest.mark.native
+
+SMALL = ("-p", "class Stack:", "-n", "12", "--repeats", "1", "--widths", "1,4")
+
+
+def invoke(*arguments: str | Path) -> Result:
+    """Run `bench` in this process."""
+    result = CliRunner().invoke(main, ["bench", "-t", "1", *map(str, arguments)])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+def document(*arguments: str | Path) -> dict[str, Any]:
+    """What it prints with --json."""
+    result = invoke("--json", *arguments)
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def test_contenders() -> None:
+    """Plain, chain, chains of chosen lengths and trees of chosen budgets, all with the same text."""
+    report = document(*SMALL, "--draft-max", "2,3", "--budget", "5,33")
+    rows = report["contenders"]
+
+    assert list(rows) == ["off", "chain", "chain of 2", "chain of 3", "tree of 5", "tree of 33"]
+    assert all(row["committed"] == 12 and row["tok_s"] > 0 for row in rows.values())
+    assert [row["same_tokens_as_off"] for row in rows.values()] == [None] + [True] * 5
+    assert len(rows["chain of 2"]["offered_per_depth"]) == 2
+    assert not rows["off"]["engaged"] and rows["chain"]["engaged"]
+    assert list(report["verify_ms"]) == ["1", "4"]
+    assert report["memory"]["snapshots_instead_of_banks"] > report["memory"]["factor_banks"]
+
+
+def test_tables_end_with_the_document() -> None:
+    """People read the tables, programs the last line."""
+    result = invoke(*SMALL)
+    lines = result.stdout.splitlines()
+
+    assert result.exit_code == 0 and "tokens/s" in result.stdout
+    assert json.loads(lines[-1])["contenders"]["off"]["rounds"] == 12 and lines[-2] == ""
+
+
+def test_target_alone() -> None:
+    """Without a drafter there is one way of decoding."""
+    assert list(document("-m", embedded_target_path(), *SMALL)["contenders"]) == ["off"]
+
+
+def test_prompts_from_a_file(tmp_path: Path) -> None:
+    """Several in one file."""
+    file = tmp_path / "prompts.txt"
+    file.write_text("def f():\n---\nclass A:\n")
+    report = document("-f", file, *SMALL[2:])
+    assert report["contenders"]["off"]["committed"] == 24 and "2 prompts" in report["method"]
+
+
+def test_parity() -> None:
+    """On a CPU all runs are equal."""
+    report = document("--parity", "-p", "class Stack:", "-n", "12")
+
+    assert (report["n_equal"], report["n_faults"]) == (2, 0)
+    assert [row["mode"] for row in report["prompts"]] == ["chain", "tree of 22"]
+    assert all(row["n_tokens"] == 12 and row["smallest_gap"] > 0 for row in report["prompts"])
+
+
+@pytest.mark.parametrize(("gap", "exit_code"), [(0.05, 0), (0.15, 1)])
+def test_parity_decides_the_exit_code(monkeypatch: pytest.MonkeyPatch, gap: float, exit_code: int) -> None:
+    """A near-tie is no fault; parting where the target was sure is."""
+    parted = Parity(5, 0.3, 5, 17, 18, gap, 0.01)
+    monkeypatch.setattr(bench_parity, "compare_with_plain", lambda *_, **__: parted)
+    result = invoke("--parity", "-p", "class Stack:", "-n", "12")
+
+    assert result.exit_code == exit_code and "parts at token 5" in result.stdout
+    assert json.loads(result.stdout.splitlines()[-1])["n_faults"] == 2 * exit_code

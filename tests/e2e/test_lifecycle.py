@@ -254,6 +254,27 @@ def test_a_discarded_verify_leaves_no_trace(small: Engine) -> None:
     assert np.array_equal(discarded[1], untouched[1])
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_the_drafter_knows_what_a_fresh_one_knows(small: Engine, mode: str) -> None:
+    """After the ring of features has wrapped several times, or while rounds did not draft: the same next proposals."""
+    ids = small.tokenizer.encode(PROMPT)
+    session = small.open_session()
+    for n_tokens in (7, 90, 150, 170):
+        say(session, ids if not session.tokens else [], n_tokens, mode)
+        other = small.open_session()
+        other.prefixes = None
+        other.replace(session.tokens)
+        say(other, [], 0)
+        blocks = [s.drafter.draft(s.tokens[-1], n_draft=s.drafter.draft_horizon, top_k=4) for s in (session, other)]
+        other.close()
+
+        assert np.array_equal(blocks[0].ids, blocks[1].ids)
+        assert np.array_equal(blocks[0].logprobs, blocks[1].logprobs)
+    n_rows = small.target.state.features.n_rows
+    assert mode == "off" or session.target.length * 2 > n_rows, "the ring never wrapped"
+    session.close()
+
+
 # Faults
 
 

@@ -11,6 +11,7 @@ llama.cpp comes from the package xllamacpp. People read the tables; the last lin
 from __future__ import annotations
 
 import json
+import math
 import platform
 import statistics
 import subprocess
@@ -28,7 +29,10 @@ sys.path.insert(0, str(ROOT / "tests"))
 from reference.llama_cpp import LlamaCpp  # noqa: E402
 
 from pyggml_spec import Engine, assets  # noqa: E402
+from pyggml_spec.tree.accept import accept_greedy  # noqa: E402
+from pyggml_spec.tree.build import MarginalSource, build_draft_tree  # noqa: E402
 from pyggml_spec.tree.draft_tree import DraftTree  # noqa: E402
+from pyggml_spec.tree.schedule import encode_schedule, schedule_tree  # noqa: E402
 
 WIDTHS = (1, 2, 4, 8, 12, 16, 22, 32)
 
@@ -72,6 +76,67 @@ def verify_ms(engine: Engine, width: int, n_runs: int = 40) -> float:
         target.discard()
     session.close()
     return statistics.median(times[n_runs // 4 :]) * 1e3
+
+
+def verify_ratio(engine: Engine, n_nodes: int, n_runs: int = 40) -> float:
+    """Median over pairs of runs: time of a tree verify over that of a chain verify of as many nodes."""
+    rng = np.random.default_rng(0)
+    parents = [-1, *(int(rng.integers(max(0, i - 6), i)) for i in range(1, n_nodes))]
+    ids = [parents[:i].count(parent) for i, parent in enumerate(parents)]  # siblings differ
+    trees = DraftTree.from_parents(ids, parents), DraftTree.chain(5, np.arange(n_nodes - 1))
+    session = engine.open_session()
+    session.target.prefill(list(range(100, 228)))
+    ratios = []
+    for _ in range(n_runs):
+        times = []
+        for tree in trees:
+            begin = time.perf_counter()
+            session.target.verify(tree)
+            times.append(time.perf_counter() - begin)
+            session.target.discard()
+        ratios.append(times[0] / times[1])
+    session.close()
+    return statistics.median(ratios)
+
+
+def tree_host_us(engine: Engine, prompt: list[int], budget: int, n_runs: int = 200) -> float:
+    """Median microseconds of a tree round's own host work: build, schedule, encode, walk (attention needs no mask)."""
+    session = engine.open_session()
+    session.target.prefill(prompt)
+    block = session.drafter.draft(prompt[-1], n_draft=session.drafter.draft_horizon, top_k=4)
+    session.close()
+    words = np.zeros(4096, dtype=np.int32)
+    times = []
+    for _ in range(n_runs):
+        begin = time.perf_counter()
+        tree = build_draft_tree(
+            MarginalSource(block.ids, block.logprobs), prompt[-1], budget=budget, tau=math.inf, horizon=len(block.ids)
+        )
+        schedule = schedule_tree(tree.parents)
+        encode_schedule(
+            words, schedule=schedule, n_columns=tree.n_nodes, pending_bank=0, write_bank=1, state_slot=0, fold=False
+        )
+        accept_greedy(tree, block.ids[tree.depths % len(block.ids), 0])
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times) * 1e6
+
+
+def acceptance_by_prompt(engine: Engine, prompts: list[list[int]], n_tokens: int) -> list[tuple[float, float]]:
+    """(chain, tree) tokens a round of each prompt."""
+    rows = []
+    for prompt in prompts:
+        stats = [
+            engine.generate(prompt, max_tokens=n_tokens, ignore_eos=True, spec=spec).stats for spec in ("chain", "tree")
+        ]
+        rows.append((stats[0]["acceptance_length"], stats[1]["acceptance_length"]))
+    return rows
+
+
+def bank_memory(engine: Engine) -> dict[str, float]:
+    """Bytes of the factor banks, and of the dense snapshots that would hold a state for each of their nodes."""
+    recurrent = engine.target.state.recurrent
+    snapshots = recurrent.n_rows * recurrent.state_bytes
+    return {"banks": recurrent.bank_bytes, "snapshots": snapshots, "ratio": round(snapshots / recurrent.bank_bytes, 1)}
 
 
 def measure(contenders: dict[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
@@ -134,7 +199,13 @@ def main(
         rates = measure(contenders, repeats)
         widths = {width: verify_ms(engine, width) for width in WIDTHS}
         host = {spec: host_ms_per_round(engine, spec, prompts, tokens) for spec in ("off", "chain", "tree")}
-        stats = {spec: tokens_per_second(engine, spec, prompts, tokens)[1] for spec in ("chain", "tree")}
+        acceptance = acceptance_by_prompt(engine, prompts, tokens)
+        trees = {
+            "verify 22, tree / chain": round(verify_ratio(engine, 22), 3),
+            "host us, budget 22": round(tree_host_us(engine, prompts[0], 22), 1),
+            "host us, budget 64": round(tree_host_us(engine, prompts[0], 64), 1),
+        }
+        memory = bank_memory(engine)
     report = {
         "commit": commit(),
         "machine": f"{platform.machine()}, {threads} threads",
@@ -149,7 +220,13 @@ def main(
         },
         "verify_ms": {str(width): round(ms, 2) for width, ms in widths.items()},
         "host_ms_per_round": {spec: round(ms, 3) for spec, ms in host.items()},
-        "acceptance_length": {spec: s["acceptance_length"] for spec, s in stats.items()},
+        "acceptance_length": {
+            "chain": round(statistics.fmean(chain for chain, _ in acceptance), 3),
+            "tree": round(statistics.fmean(tree for _, tree in acceptance), 3),
+            "prompts with tree >= chain": f"{sum(tree >= chain for chain, tree in acceptance)} of {len(acceptance)}",
+        },
+        "trees": trees,
+        "bank_memory": memory,
     }
     for name, values in rates.items():
         spread = f"{min(values):.0f} .. {max(values):.0f}"
@@ -158,6 +235,9 @@ def main(
         click.echo(f"{name:26} {'not measured' if value is None else f'{value:.2f} x'}")
     click.echo("verify by width, ms:  " + "  ".join(f"{width}: {ms:.2f}" for width, ms in widths.items()))
     click.echo("host, ms a round:     " + "  ".join(f"{spec}: {ms:.3f}" for spec, ms in host.items()))
+    click.echo(f"trees:                {trees}")
+    click.echo(f"tokens a round:       {report['acceptance_length']}")
+    click.echo(f"bank memory, bytes:   {memory}")
     click.echo(json.dumps(report))
 
 

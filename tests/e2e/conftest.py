@@ -69,8 +69,9 @@ def f32_engine(f32_files: tuple[Path, Path], device: str) -> Iterator[Engine]:
 
 @pytest.fixture(scope="session")
 def engine(device: str) -> Iterator[Engine]:
-    """The embedded pair, q8_0 weights and f32 caches."""
-    with load(assets.embedded_target_path(), assets.embedded_drafter_path(), n_ctx=4096, device=device) as engine:
+    """The embedded pair, q8_0 weights and f32 caches, wide enough for trees of budget 64."""
+    options = {"n_ctx": 4096, "max_width": 65, "device": device}
+    with load(assets.embedded_target_path(), assets.embedded_drafter_path(), **options) as engine:
         yield engine
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from os import PathLike
 from pathlib import Path
@@ -81,6 +81,7 @@ class Engine:
         n_parallel: int = 1,
         exact: bool = False,
         prefix_cache_mib: int = DEFAULT_PREFIX_CACHE_MIB,
+        drafter_settings: Mapping[str, Any] | None = None,
         on_progress: Progress | None = None,
     ) -> Engine:
         """Load a target GGUF and its drafter GGUF; without arguments the embedded pair.
@@ -99,6 +100,8 @@ class Engine:
                 (max_width at worst) and prompts are read max_width tokens at a time.
             prefix_cache_mib: host memory for snapshots of earlier prompts, so that a prompt that begins like one of
                 them is not computed from its start (see decode/prefix_cache.py); 0 = keep none.
+            drafter_settings: for files that say something wrong: what to replace, by the field names of DrafterConfig
+                that `decode.loader.ADJUSTABLE` lists; see `pyggml-spec bench --drafter-check`.
             on_progress: called with (bytes loaded, bytes in all).
 
         Raises:
@@ -116,6 +119,8 @@ class Engine:
         draft_kv_types = KvTypes(type_by_name(kv_type_draft_k), type_by_name(kv_type_draft_v))
         with ExitStack() as stack:
             pair = open_pair(stack, target_path, drafter_path)
+            if drafter_settings:
+                pair = pair.with_drafter_settings(drafter_settings)
             limits = TargetLimits(pair.choose_n_ctx(n_ctx), n_parallel, max_width, exact=exact)
             backend = stack.enter_context(Backend(choose_device(device), n_threads))
             loaded = load_target(stack, backend, pair, limits, kv_types, on_progress)

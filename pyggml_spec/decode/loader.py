@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from pyggml_spec.decode.drafter import Drafter, DrafterLimits
 from pyggml_spec.decode.target import Target, TargetLimits
@@ -23,6 +24,15 @@ from pyggml_spec.records import DrafterConfig, TargetConfig
 from pyggml_spec.state.kv_cells import KvTypes
 from pyggml_spec.tokenizer import Tokenizer
 
+ADJUSTABLE = (
+    "target_layer_ids",
+    "mask_token_id",
+    "rope_theta",
+    "rope_scaling",
+    "sliding_window",
+    "sliding_layers",
+    "causal",
+)
 DEFAULT_N_CTX = 8192  # tokens; a model trained with less gets its own length
 Progress = Callable[[int, int], None]
 
@@ -45,6 +55,16 @@ class OpenPair:
         if not 1 <= n_ctx <= trained:
             raise OptionError(f"n_ctx is {n_ctx}: it must be 1 to {trained}, what the target was trained with")
         return n_ctx
+
+    def with_drafter_settings(self, settings: Mapping[str, Any]) -> OpenPair:
+        """The same pair with some fields of the drafter's configuration replaced, checked like what a file says."""
+        unknown = sorted(set(settings) - set(ADJUSTABLE))
+        if self.drafter_config is None or self.drafter_file is None or unknown:
+            found = f"are for a field {unknown[0]!r}" if unknown else "were given without a drafter"
+            raise OptionError(f"drafter_settings {found}: they replace {', '.join(ADJUSTABLE)} of a drafter's file")
+        config = replace(self.drafter_config, **settings)
+        check_drafter_fits(config, find_vocabulary(self.drafter_file), self.target_config, self.tokenizer.vocabulary)
+        return replace(self, drafter_config=config)
 
     @property
     def n_bytes(self) -> int:

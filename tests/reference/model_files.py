@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -44,11 +46,26 @@ def write_f32_copy(source: Path, destination: Path) -> Path:
     return _write(reader, tensors, destination)
 
 
-def write_f32_drafter(checkpoint: Path, template: Path, destination: Path) -> Path:
-    """A drafter of any kind from its Hugging Face checkpoint, with the metadata of an already converted file."""
+def write_f32_drafter(
+    checkpoint: Path,
+    template: Path,
+    destination: Path,
+    *,
+    keys: Mapping[str, Any] | None = None,
+    tensors: Mapping[str, np.ndarray] | None = None,
+) -> Path:
+    """A drafter of any kind from its Hugging Face checkpoint, with the metadata of an already converted file.
+
+    `keys` and `tensors` replace what the file would have, or come on top of it.
+    """
+    own = drafter_arrays(checkpoint) | dict(tensors or {})
+    return _write(gguf.GGUFReader(template), own, destination, keys)
+
+
+def drafter_arrays(checkpoint: Path) -> dict[str, np.ndarray]:
+    """The weights of a drafter's checkpoint as f32 arrays (rows, cols), under their names in GGUF."""
     raw = dict(safetensors.deserialize((checkpoint / "model.safetensors").read_bytes()))
-    tensors = {_gguf_name(name): _bf16_to_f32(entry) for name, entry in raw.items()}
-    return _write(gguf.GGUFReader(template), tensors, destination)
+    return {_gguf_name(name): _bf16_to_f32(entry) for name, entry in raw.items()}
 
 
 def write_shards(source: Path, destination: Path, n_tensors: int) -> list[Path]:
@@ -78,10 +95,16 @@ def _bf16_to_f32(entry: dict) -> np.ndarray:
     return words.view(np.float32).reshape(entry["shape"])
 
 
-def _write(reader: gguf.GGUFReader, tensors: dict[str, np.ndarray], destination: Path) -> Path:
-    writer = _new_writer(reader, destination)
+def _write(
+    reader: gguf.GGUFReader,
+    tensors: Mapping[str, np.ndarray],
+    destination: Path,
+    keys: Mapping[str, Any] | None = None,
+) -> Path:
+    writer = _new_writer(reader, destination, keys)
     for name, values in tensors.items():
-        writer.add_tensor(name, np.ascontiguousarray(values, dtype=np.float32))
+        dtype = np.int64 if values.dtype == np.int64 else np.float32
+        writer.add_tensor(name, np.ascontiguousarray(values, dtype=dtype))
     return _finish(writer, destination)
 
 
@@ -94,10 +117,15 @@ def _write_raw(
     return _finish(writer, destination)
 
 
-def _new_writer(reader: gguf.GGUFReader, destination: Path, **options: int) -> gguf.GGUFWriter:
+def _new_writer(
+    reader: gguf.GGUFReader, destination: Path, keys: Mapping[str, Any] | None = None, **options: int
+) -> gguf.GGUFWriter:
     writer = gguf.GGUFWriter(destination, reader.fields["general.architecture"].contents(), **options)
+    add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    for key, value in (keys or {}).items():
+        add.get(type(value), writer.add_array)(key, value)
     for key, field in reader.fields.items():
-        if key.startswith("GGUF.") or key == "general.architecture":
+        if key.startswith("GGUF.") or key == "general.architecture" or key in (keys or {}):
             continue
         kind, *rest = field.types
         writer.add_key_value(key, field.contents(), kind, sub_type=rest[-1] if rest else None)

@@ -52,6 +52,11 @@ class Drafter:
         self.n_anchor_ids = dflash.n_anchor_ids(config, tables)
         self._graphs: dict[tuple[int, ...], dflash.DrafterGraph] = {}
         self._choose_chain()
+        self._reserve()
+
+    def _reserve(self) -> None:
+        """The largest graph comes first, so that the scratch memory need not move in the middle of a call."""
+        self.graph(_INJECT_WIDTHS[-1], 0)
 
     def _choose_chain(self) -> None:
         """A DSpark chain runs inside the block's graph, unless the device lacks a kernel for that."""
@@ -113,6 +118,7 @@ class Drafter:
         self.weights, self._tables, self._arena = weights, tables, arena
         self.state = dflash.DrafterState(self._new_cache(), features)
         self._choose_chain()
+        self._reserve()
 
     def close(self) -> None:
         """Free graphs and device memory; safe to call twice."""

@@ -106,10 +106,12 @@ class NativeTargetSequence:
         """Compute a chain whose nodes are committed already."""
         n = tree.n_nodes
         if self._target.limits.exact:  # as a verify of which everything is accepted: the same graph at the same width
+            self._make_feature_room(n)
             self._launch(self._target.verify_graph(n, "top", 1), tree)
             self.accept(range(n))
             return
         self.refuse_void()
+        self._make_feature_room(n)
         built = self._target.prefill_graph(n)
         first = self.length
         cells = self._cells.take(n)
@@ -128,6 +130,7 @@ class NativeTargetSequence:
             raise OptionError(f"a verify takes at most {self.max_width} nodes, found {n}; use a smaller budget")
         self._refuse_candidate()
         self._checked_ids(tree.token_ids)
+        self._make_feature_room(n)
         built = self._target.verify_graph(n, "logits" if logits else "top", 0 if logits else top_k)
         self._launch(built, tree)
         result = _result_of(built)[:n]
@@ -275,19 +278,23 @@ class NativeTargetSequence:
 
     def _run(self, built: qwen35.TargetGraph) -> None:
         self.refuse_void()
+        built.graph.refuse_stale()
         built.inputs.upload()
         self._is_void = True  # whatever ends the call early, an interrupt too, leaves the layers out of step
         built.graph.run()
         self._is_void = False
 
-    def _feature_rows(self, n: int) -> list[int]:
-        if self.features is None:
-            return []
-        if self.features.n_room < n and self.make_feature_room is not None:
+    def _make_feature_room(self, n: int) -> None:
+        """Room for n feature rows; first of all, because the drafter may need to build graphs for it."""
+        if self.features is None or self.features.n_room >= n:
+            return
+        if self.make_feature_room is not None:
             self.make_feature_room()
-        elif self.features.n_room < n:
+        else:
             self.features.unread.clear()
-        return self.features.rows_for(n)
+
+    def _feature_rows(self, n: int) -> list[int]:
+        return [] if self.features is None else self.features.rows_for(n)
 
     def _checked_ids(self, token_ids: Sequence[int] | np.ndarray) -> np.ndarray:
         ids = np.asarray(token_ids)

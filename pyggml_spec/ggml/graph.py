@@ -105,10 +105,14 @@ class Graph:
                 name = ffi.string(node.name).decode()
                 raise DeviceError(f"device '{backend.device.name}' has no kernel for {op} (node '{name}')")
 
-    def run(self) -> None:
-        """Compute with the inputs uploaded last."""
+    def refuse_stale(self) -> None:
+        """Raise before anything is written to memory that this graph had once."""
         if self.is_stale:
             raise ShapeError("this graph was placed before its scratch memory moved; build it again")
+
+    def run(self) -> None:
+        """Compute with the inputs uploaded last."""
+        self.refuse_stale()
         self._arena.backend.compute(self.ptr)
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ from reference import heads
 from reference.model_files import write_f32_drafter
 
 from pyggml_spec import Engine, assets
+from pyggml_spec.decode.loader import load_drafter_weights
 from pyggml_spec.decode.protocols import DraftBlock
 from pyggml_spec.errors import OptionError
 from pyggml_spec.models import dspark as dspark_models
@@ -273,3 +274,44 @@ def test_fused_trees_are_near_the_exact_ones(dspark: Engine, stepped: Engine, go
         session.close()
 
     assert np.mean(distances) < 0.28 and abs(np.mean(surplus)) < 0.1
+
+
+def test_graphs_belong_to_the_weights_they_were_built_on(dspark: Engine, golden: list[dict[str, Any]]) -> None:
+    """Other weights in the drafter's place, as after a reload: no cached graph computes with the old ones."""
+    drafter, original = dspark.drafter, dspark.drafter.weights
+    (prompt, first), *_ = first_blocks(dspark, golden, top_k=1)
+    reloaded = load_drafter_weights(drafter.backend, dspark._pair, None)
+    w2 = reloaded["markov_w2.weight"]
+    w2.set(np.zeros(w2.n_bytes, np.uint8))
+    graphs = [drafter.graph(8, 1)]
+    drafter.weights = reloaded
+    (_, unbiased), *_ = first_blocks(dspark, golden, top_k=1)
+    graphs.append(drafter.graph(8, 1))
+    drafter.weights = original
+    (_, again), *_ = first_blocks(dspark, golden, top_k=1)
+    reloaded.close()
+
+    assert reloaded.generation > original.generation and graphs[0] is not graphs[1]
+    assert unbiased.ids[:, 0].tolist() == prompt["arrays"]["dspark_base"].argmax(axis=1).tolist()
+    assert again.ids.tolist() == first.ids.tolist() != unbiased.ids.tolist()
+
+
+@pytest.mark.parametrize("name", ["dspark", "stepped", "dflash2"])
+def test_a_parked_drafter_comes_back(
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    golden: list[dict[str, Any]],
+    prompts: list[str],
+    name: str,
+) -> None:
+    """After parking everything lies elsewhere: the same blocks, and the same text in as many rounds."""
+    engine = request.getfixturevalue(name)
+    if name == "stepped":
+        monkeypatch.setattr(dspark_models, "why_not_fused", lambda backend, weights: "a test")
+    before, run = first_blocks(engine, golden[:2], top_k=3), engine.generate(prompts[7], max_tokens=48)
+    engine.park()
+    engine.unpark()
+    after, again = first_blocks(engine, golden[:2], top_k=3), engine.generate(prompts[7], max_tokens=48)
+
+    assert [block.ids.tolist() for _, block in after] == [block.ids.tolist() for _, block in before]
+    assert again.tokens == run.tokens and again.stats["accepted"] == run.stats["accepted"]

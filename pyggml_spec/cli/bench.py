@@ -111,6 +111,12 @@ def _numbers(low: int, high: int) -> Callable[[click.Context, click.Parameter, s
     metavar="X",
     help="With --parity: the best two tokens are nearly tied when less than X nats apart.  [default: 0.1]",
 )
+@click.option(
+    "--drafter-check",
+    is_flag=True,
+    help="Instead of speed: find out why few drafted tokens are accepted. Tries other settings of the drafter, one at "
+    "a time (the pair is loaded once for each), and says what to change and what was not checked.",
+)
 @json_option
 @click.pass_context
 def bench(ctx: click.Context, /, **given: Any) -> None:
@@ -126,6 +132,10 @@ def bench(ctx: click.Context, /, **given: Any) -> None:
         prompts = [engine.tokenizer.encode(text) for text in texts]
         if given["parity"]:
             report |= _check_parity(engine, texts, prompts, given, bar)
+        elif given["drafter_check"]:
+            from .drafter_check import check_drafter
+
+            report |= check_drafter(engine, prompts, given, bar)
         else:
             report |= _measure(engine, prompts, given, bar)
     _print(report, given)
@@ -134,17 +144,24 @@ def bench(ctx: click.Context, /, **given: Any) -> None:
 
 
 def _refuse_contradictions(given: dict[str, Any]) -> None:
-    measures_speed = not given["parity"]
+    has_no_drafter = given["target"] and not given["drafter"]
+    needs_drafter = {"--draft-max": given["lengths"], "--parity": given["parity"]}
+    needs_drafter["--drafter-check"] = given["drafter_check"]
+    measures_speed = not (given["parity"] or given["drafter_check"])
+    speed_only = {"--widths": given["widths"], "--repeats": given["repeats"]}
     refuse(
         [
             (given["drafter"] and not given["target"], "-md names a drafter, but its target is missing: give -m too."),
-            (given["lengths"] and given["target"] and not given["drafter"], "--draft-max needs a drafter: give -md."),
-            (
-                given["parity"] and given["target"] and not given["drafter"],
-                "--parity compares drafted with plain text: give -md.",
+            (given["parity"] and given["drafter_check"], "--parity and --drafter-check are two things: leave one out."),
+            (given["drafter_check"] and given["lengths"], "--drafter-check drafts the whole horizon: no --draft-max."),
+            *(
+                (has_no_drafter and wanted, f"{name} needs a drafter: give -md.")
+                for name, wanted in needs_drafter.items()
             ),
-            (not measures_speed and given["widths"], "--widths is about speed: leave it out."),
-            (not measures_speed and given["repeats"], "--repeats is about speed: leave it out."),
+            *(
+                (wanted and not measures_speed, f"{name} is about speed: leave it out.")
+                for name, wanted in speed_only.items()
+            ),
             (given["near_tie"] is not None and not given["parity"], "--near-tie is a limit for --parity: give that."),
         ]
     )
@@ -184,13 +201,14 @@ def _head(engine: Engine, given: dict[str, Any], n_prompts: int) -> dict[str, An
 
     names = engine.describe()
     load = f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores" if hasattr(os, "getloadavg") else None
-    repeats = "" if given["parity"] else f", {given['repeats'] or DEFAULT_REPEATS} repeats, medians"
+    measures_speed = not (given["parity"] or given["drafter_check"])
+    repeats = "" if not measures_speed else f", {given['repeats'] or DEFAULT_REPEATS} repeats, medians"
     return {
         **{key: names[key] for key in ("model", "drafter", "device", "device_kind", "n_threads", "n_ctx")},
         "load": load,
         "versions": {"pyggml-spec": metadata.version("pyggml-spec"), "ggml": f"{GGML_VERSION} ({GGML_COMMIT})"},
         "method": f"greedy, {n_prompts} prompts, {given['max_tokens']} tokens each{repeats}",
-        "excluded": EXCLUDED if not given["parity"] else "nothing is timed",
+        "excluded": EXCLUDED if measures_speed else "nothing is timed",
         "exact": given["exact"],
     }
 
@@ -234,8 +252,15 @@ def _print(report: dict[str, Any], given: dict[str, Any]) -> None:
     if given["as_json"]:
         print_json(report)
         return
-    from .bench_report import render_bench, render_parity
-
-    click.echo(render_parity(report) if given["parity"] else render_bench(report))
+    click.echo(_render(report, given))
     click.echo()
     print_json_line(report)
+
+
+def _render(report: dict[str, Any], given: dict[str, Any]) -> str:
+    from .bench_report import render_bench, render_head, render_parity
+    from .drafter_check import render_check
+
+    if given["drafter_check"]:
+        return f"{render_head(report)}\n\n{render_check(report)}"
+    return render_parity(report) if given["parity"] else render_bench(report)

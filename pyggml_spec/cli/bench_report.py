@@ -19,10 +19,11 @@ def render_bench(report: dict[str, Any]) -> str:
         "memory": align(_memory_rows(report["memory"])),
     }
     body = "\n\n".join(f"{title}\n{text}" for title, text in sections.items() if text)
-    return f"{_render_head(report)}\n\n{body}"
+    return f"{render_head(report)}\n\n{body}"
 
 
-def _render_head(report: dict[str, Any]) -> str:
+def render_head(report: dict[str, Any]) -> str:
+    """What was measured, on what, and how."""
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
     threads = f", threads: {report['n_threads']}" if report["device_kind"] == "cpu" else ""
     rows = [
@@ -94,7 +95,7 @@ def render_parity(report: dict[str, Any]) -> str:
         verdict += f", {report['n_near_ties']} part at a near-tie (below {report['near_tie']:g} nats)"
     if report["n_faults"]:
         verdict += f", {report['n_faults']} PART WHERE THE TARGET WAS SURE: that is a fault"
-    return f"{_render_head(report)}\n\n{lines}\n\n{verdict}"
+    return f"{render_head(report)}\n\n{lines}\n\n{verdict}"
 
 
 def _parity_rows(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[str, ...]]:

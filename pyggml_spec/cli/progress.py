@@ -44,6 +44,11 @@ class StageBar:
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=done, total=total)
 
+    def disable(self) -> None:
+        """Show nothing from now on."""
+        self.hide()
+        self._wanted = False
+
     def hide(self) -> None:
         """Take the bar off the screen."""
         if self._bar is not None:

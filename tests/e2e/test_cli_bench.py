@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import struct
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
-from pyggml_spec.assets import embedded_target_path
+from pyggml_spec import Engine
+from pyggml_spec.assets import embedded_drafter_path, embedded_target_path
 from pyggml_spec.cli import bench_parity, main
 from pyggml_spec.decode.parity import Parity
+from pyggml_spec.errors import ModelFileError, OptionError
 
 pytestmark = pytest.mark.native
 
 SMALL = ("-p", "class Stack:", "-n", "12", "--repeats", "1", "--widths", "1,4")
+ONE = ("-p", "class Stack:", "-n", "96", "-c", "512")
 
 
 def invoke(*arguments: str | Path) -> Result:
@@ -87,3 +91,48 @@ def test_parity_decides_the_exit_code(monkeypatch: pytest.MonkeyPatch, gap: floa
 
     assert result.exit_code == exit_code and "parts at token 5" in result.stdout
     assert json.loads(result.stdout.splitlines()[-1])["n_faults"] == 2 * exit_code
+
+
+def with_mask_token(path: Path, old: int, new: int) -> Path:
+    """The embedded drafter with another mask token in its keys."""
+    data = embedded_drafter_path().read_bytes()
+    key = b"tokenizer.ggml.mask_token_id"
+    at = data.index(key) + len(key) + 4  # behind the type of the value
+    assert struct.unpack_from("<I", data, at) == (old,)
+    path.write_bytes(data[:at] + struct.pack("<I", new) + data[at + 4 :])
+    return path
+
+
+def test_drafter_check_finds_a_wrong_mask_token(tmp_path: Path) -> None:
+    """A file that names the end token as the mask drafts nothing useful; the trial that mends it is recommended."""
+    broken = with_mask_token(tmp_path / "broken.gguf", 8187, 8184)
+    report = document("--drafter-check", "-m", embedded_target_path(), "-md", broken, *ONE)
+    base, *others = report["trials"]
+
+    assert base["mean_accepted"] < 0.5 < max(row["mean_accepted"] for row in others)
+    assert any("the mask token should be 8187" in text for text in report["findings"]), report["findings"]
+    assert any("first drafted token is accepted in only" in text for text in report["findings"])
+
+
+def test_drafter_check_of_a_good_drafter() -> None:
+    """Nothing to change; the tables name the settings, and what was not checked is said."""
+    result = invoke("--drafter-check", *ONE)
+
+    assert result.exit_code == 0, result.output
+    assert "no setting that was tried does clearly better" in result.stdout and "not checked" in result.stdout
+    assert json.loads(result.stdout.splitlines()[-1])["drafter_settings"]["mask_token_id"] == 8187
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "text"),
+    [
+        ({"target_layer_ids": (1, 5, 9, 16)}, ModelFileError, "1, 5, 9, 16"),
+        ({"n_layers": 2}, OptionError, "'n_layers'"),
+    ],
+)
+def test_settings_are_checked(settings: dict[str, Any], error: type[Exception], text: str) -> None:
+    """What replaces a file's settings is held to the same rules."""
+    with pytest.raises(error, match=text):
+        Engine.load(drafter_settings=settings)
+    with pytest.raises(OptionError, match="without a drafter"):
+        Engine.load(embedded_target_path(), drafter_settings={"causal": True})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from pyggml_spec.decode.protocols import DraftBlock
 from pyggml_spec.errors import OptionError
 from pyggml_spec.models import dspark as dspark_models
 
-from .conftest import DATA, load
+from .conftest import DATA, GOLDEN, load
 
 pytestmark = pytest.mark.native
 
@@ -153,12 +154,27 @@ def plain(engine: Engine, prompts: list[str]) -> dict[str, list[int]]:
 
 @pytest.mark.parametrize("spec", ["chain", "tree"])
 def test_drafts_change_no_token(q8_engine: Engine, plain: dict[str, list[int]], spec: str) -> None:
-    """Eight prompts x 96 greedy tokens for each drafter."""
+    """Eight prompts x 96 greedy tokens for each drafter; as many of them drafted as ever."""
+    accepted, n_rounds = np.zeros(7), 0
     for prompt, wanted in plain.items():
         drafted = q8_engine.generate(prompt, max_tokens=96, ignore_eos=True, spec=spec)
+        accepted += drafted.stats["accepted_per_depth"]
+        n_rounds += drafted.stats["rounds"] - drafted.stats["plain_rounds"]
 
         assert drafted.tokens == wanted, prompt
-        assert drafted.stats["spec"]["engaged"]
+    check_acceptance(f"{q8_engine.drafter.config.kind} {spec}", accepted / n_rounds)
+
+
+def check_acceptance(name: str, found: np.ndarray) -> None:
+    """Share of rounds that accepted at least 1 .. 7 draft tokens, beside what it was when it was last looked into.
+
+    The same build repeats it exactly; other instruction sets round differently, which may turn a near-tie of a draft:
+    one round of 190 at a depth is 0.005.
+    """
+    wanted = json.loads((GOLDEN / "acceptance.json").read_text())[name]
+    found_text = [round(share, 4) for share in found.tolist()]
+
+    assert np.abs(found - wanted).max() < 0.03, f"acceptance of {name} was {wanted} and is now {found_text}"
 
 
 @pytest.mark.parametrize("spec", ["chain", "tree"])

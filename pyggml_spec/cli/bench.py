@@ -14,14 +14,13 @@ from .options import Number, json_option, model_options
 from .progress import StageBar
 from .prompt import read_prompt
 from .render import print_json, print_json_line
-from .run import load_engine, refuse
+from .run import DEFAULT_MAX_WIDTH, MAX_TREE, load_engine, refuse
 
 if TYPE_CHECKING:
     from ..decode.engine import Engine
 
 DEFAULT_WIDTHS = (1, 2, 4, 8, 16, 23, 32)
 DEFAULT_REPEATS = 3
-MAX_WIDTH = 128
 EXCLUDED = "loading, reading the prompts, building graphs (one warm-up repeat)"
 
 
@@ -72,7 +71,7 @@ def _numbers(low: int, high: int) -> Callable[[click.Context, click.Parameter, s
 @click.option(
     "--budget",
     "budgets",
-    callback=_numbers(1, MAX_WIDTH - 1),
+    callback=_numbers(1, MAX_TREE),
     default="22",
     show_default=True,
     metavar="N,N,..",
@@ -96,7 +95,7 @@ def _numbers(low: int, high: int) -> Callable[[click.Context, click.Parameter, s
 )
 @click.option(
     "--widths",
-    callback=_numbers(1, MAX_WIDTH),
+    callback=_numbers(1, MAX_TREE + 1),
     metavar="N,N,..",
     help=f"Nodes of the verifies to time.  [default: {','.join(map(str, DEFAULT_WIDTHS))}]",
 )
@@ -168,7 +167,7 @@ def _refuse_contradictions(given: dict[str, Any]) -> None:
 
 
 def _max_width(given: dict[str, Any]) -> int:
-    return max(32, *(given["widths"] or (1,)), *(budget + 1 for budget in given["budgets"]))
+    return max(DEFAULT_MAX_WIDTH, *(given["widths"] or (1,)), *(budget + 1 for budget in given["budgets"]))
 
 
 def _texts(given: dict[str, Any]) -> list[str]:

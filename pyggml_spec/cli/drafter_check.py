@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from ..decode.engine import Engine
     from ..gguf_io import GgufFile
 
+KV_OPTIONS = ("kv_type_k", "kv_type_v", "kv_type_draft_k", "kv_type_draft_v")
+
 
 def check_drafter(engine: Engine, prompts: list[list[int]], given: dict[str, Any], bar: StageBar) -> dict[str, Any]:
     """Measure the loaded pair, then load it once for every trial; the given engine is closed on the way."""
@@ -24,7 +26,7 @@ def check_drafter(engine: Engine, prompts: list[list[int]], given: dict[str, Any
 
     assert engine.drafter is not None, "refused before loading"
     drafter, vocabulary = engine.drafter.config, engine.tokenizer.vocabulary
-    kv_types = given["kv_type_k"], given["kv_type_v"]
+    kv_types = {name: given[name] for name in KV_OPTIONS}
     with open_gguf(_drafter_path(given)) as file:
         trials = list(list_trials(drafter, engine.target.config, vocabulary, find_dialect(file), kv_types))
         bits, types = _bits_per_weight(file)

@@ -14,6 +14,7 @@ LEAST_ROUNDS = 30  # below that nothing is said of differences
 CLEAR_GAIN = 0.15  # of mean accepted tokens, relative; and twice the standard error of the difference
 POOR_FIRST_TOKEN = 0.35  # share of rounds
 RARE = 0.1  # share of rounds in which a depth must be accepted to be worth its verification
+COMMON = 0.3  # share of rounds at a depth for its successor's acceptance to mean something
 LOW_BITS = 8.0  # per weight of the drafter's matrices
 NOT_CHECKED = (
     "whether the drafter was trained for these very target weights: only shapes and vocabularies were compared",
@@ -78,7 +79,7 @@ def read_curve(curve: Sequence[float]) -> Iterator[str]:
             "lies deeper"
         )
     steps = [(curve[depth - 1], curve[depth - 2], depth) for depth in range(2, len(curve) + 1)]
-    steepest = min(((after / before, depth) for after, before, depth in steps if before >= RARE), default=None)
+    steepest = min(((after / before, depth) for after, before, depth in steps if before >= COMMON), default=None)
     if steepest is not None and curve[0] >= POOR_FIRST_TOKEN and steepest[0] < 0.5 * curve[0]:
         yield (
             f"from depth {steepest[1] - 1} to {steepest[1]} acceptance falls to {steepest[0]:.0%} of what it was, "

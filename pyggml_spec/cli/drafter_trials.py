@@ -40,7 +40,7 @@ class DraftedRound:
 
 
 def list_trials(
-    drafter: DrafterConfig, target: TargetConfig, vocabulary: Vocabulary, dialect: Dialect, kv_types: tuple[str, str]
+    drafter: DrafterConfig, target: TargetConfig, vocabulary: Vocabulary, dialect: Dialect, kv_types: dict[str, str]
 ) -> Iterator[Trial]:
     """Every trial that this pair allows, the unchanged one first."""
     yield Trial("base", AS_STORED)
@@ -62,9 +62,9 @@ def list_trials(
     remedy = f"write {str(not drafter.causal).lower()} to '{dialect.prefix}attention.causal'"
     name = "tokens of a block see " + ("each other" if drafter.causal else "earlier ones only")
     yield Trial("causal", name, {"causal": not drafter.causal}, remedy=remedy)
-    if kv_types != ("f32", "f32"):
-        loading = {"kv_type_k": "f32", "kv_type_v": "f32"}
-        yield Trial("cache", "cached keys and values f32", {}, loading, "load with -ctk f32 -ctv f32")
+    if set(kv_types.values()) != {"f32"}:
+        options = " ".join(f"{option} f32" for option in ("-ctk", "-ctv", "-ctkd", "-ctvd"))
+        yield Trial("cache", "all caches f32", {}, dict.fromkeys(kv_types, "f32"), f"load with {options}")
 
 
 def _layer_trials(drafter: DrafterConfig, target: TargetConfig, dialect: Dialect) -> Iterator[Trial]:

@@ -28,6 +28,8 @@ GENERATING = (
     *("frequency_penalty", "penalty_last_n", "seed", "stop", "ignore_eos", "spec", "draft_max", "logprobs"),
     "confidence",
 )
+MAX_TREE = 127  # drafted nodes that a verify can take besides the anchor
+DEFAULT_MAX_WIDTH = 32
 TREES = ("budget", "tree_top_k", "tau")
 
 
@@ -61,9 +63,9 @@ def load_engine(given: dict[str, Any], bar: StageBar, **others: Any) -> Engine:
 
     options = {name: given[name] for name in LOADING}
     options["n_ctx"] = options["n_ctx"] or None
+    widest_tree = min(given.get("budget") or 0, MAX_TREE) + 1
     return Engine.load(
-        **options,
-        **others,
+        **{**options, "max_width": max(DEFAULT_MAX_WIDTH, widest_tree), **others},
         prefix_cache_mib=0,  # a command asks once
         on_progress=lambda done, total: bar.update("loading", done, total),
     )

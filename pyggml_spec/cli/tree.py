@@ -15,7 +15,7 @@ from .options import Number, json_option, model_options, prompt_options
 from .progress import StageBar
 from .prompt import read_prompt
 from .render import is_terminal, print_json
-from .run import as_prompt, load_engine, model_rules, refuse
+from .run import MAX_TREE, as_prompt, load_engine, model_rules, refuse
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -42,7 +42,7 @@ MARKS = {"anchor": "", "accepted": "  accepted", "rejected": "", "bonus": "  cho
 )
 @click.option(
     "--budget",
-    type=click.IntRange(1, 127),
+    type=click.IntRange(1, MAX_TREE),
     default=22,
     show_default=True,
     metavar="N",
@@ -77,7 +77,7 @@ def tree(**given: Any) -> None:
     no_drafter = given["target"] and not given["drafter"]
     refuse([*model_rules(given), (no_drafter, "Trees come from a drafter: give -md FILE too.")])
     text = read_prompt(given["prompt"], given["prompt_file"])
-    with StageBar() as bar, load_engine(given, bar, max_width=given["budget"] + 1) as engine:
+    with StageBar() as bar, load_engine(given, bar) as engine:
         prompt = as_prompt(engine, text, given)
         rounds = list_rounds(engine, prompt, given)
         names = engine.describe()

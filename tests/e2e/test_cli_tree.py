@@ -55,6 +55,15 @@ def test_pictures(tmp_path: Path) -> None:
     assert svg.read_text(encoding="utf-8") in html.read_text(encoding="utf-8")
 
 
+def test_run_takes_wide_trees_too() -> None:
+    """A budget beyond the engine's default width is loaded for, not refused."""
+    texts = [
+        CliRunner().invoke(main, ["run", "-t", "1", "-p", PROMPT, "-n", "12", *flags])
+        for flags in (["--spec", "tree", "--budget", "64"], ["--spec", "off"])
+    ]
+    assert texts[0].exit_code == 0 and texts[0].stdout == texts[1].stdout
+
+
 def test_full_context() -> None:
     """No room for a round: a sentence, exit code 1."""
     result = CliRunner().invoke(main, ["tree", "-t", "1", "-p", "x " * 64, "-c", "64"])

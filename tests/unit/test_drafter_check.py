@@ -28,7 +28,8 @@ def trials_of(n_layers: int = 8, kv_type: str = "f32", **changes: Any) -> dict[s
     tokens = [b"a", b"<|mask|>", b"c", b"d", b"e", b"f", b"g", b"h", b"<pad>", b"<end>", b"[MASK]"]
     vocabulary = SimpleNamespace(tokens=tokens, n_tokens=len(tokens), mask_id=7, pad_id=8, eos_id=8)
     target = SimpleNamespace(n_layers=n_layers, rope_theta=1e7)
-    found = list_trials(drafter(**changes), target, vocabulary, LLAMA_CPP, (kv_type, kv_type))
+    caches = {"kv_type_k": kv_type, "kv_type_draft_v": "f32"}
+    found = list_trials(drafter(**changes), target, vocabulary, LLAMA_CPP, caches)
     return {trial.name: trial for trial in found}
 
 
@@ -58,7 +59,7 @@ def test_optional_features_are_tried_without():
 
     assert found["no sliding window"].settings == {"sliding_window": 0, "sliding_layers": ()}
     assert found["tokens of a block see each other"].settings == {"causal": False}
-    assert found["cached keys and values f32"].loading == {"kv_type_k": "f32", "kv_type_v": "f32"}
+    assert found["all caches f32"].loading == {"kv_type_k": "f32", "kv_type_draft_v": "f32"}
     assert scaled["no rope scaling"].settings == {"rope_scaling": None}
 
 

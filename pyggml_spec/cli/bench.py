@@ -213,7 +213,7 @@ def _head(engine: Engine, given: dict[str, Any], n_prompts: int) -> dict[str, An
 
 
 def _measure(engine: Engine, prompts: list[list[int]], given: dict[str, Any], bar: StageBar) -> dict[str, Any]:
-    from .bench_measure import VERIFY_CONTEXT, Contender, measure, verify_times
+    from .bench_measure import Contender, measure, verify_context, verify_times
 
     contenders = [Contender(name, options) for name, options in _ways(engine, given).items()]
     repeats = given["repeats"] or DEFAULT_REPEATS
@@ -228,7 +228,7 @@ def _measure(engine: Engine, prompts: list[list[int]], given: dict[str, Any], ba
     memory = engine.describe()["memory"]
     return {
         "contenders": {each.name: each.report(contenders[0]) for each in contenders},
-        "verify_context": VERIFY_CONTEXT,
+        "verify_context": verify_context(engine),
         "verify_ms": {str(width): verify_times(engine, width) for width in given["widths"] or DEFAULT_WIDTHS},
         "memory": {**memory, "snapshots_instead_of_banks": engine.target.state.recurrent.dense_bytes},
     }

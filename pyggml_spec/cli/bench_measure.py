@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..decode.stats import StatsReport
 
 VERIFY_RUNS = 24  # verifies a width is timed with; the first quarter does not count
-VERIFY_CONTEXT = 128  # committed tokens behind which they are timed
+VERIFY_CONTEXT = 128  # committed tokens behind which they are timed, when the context has room for them
 TIMES = ("draft_ms", "verify_ms", "host_ms")
 COUNTS = ("rounds", "plain_rounds", "committed", "offered", "accepted")
 CURVES = ("accepted_per_depth", "offered_per_depth")
@@ -100,6 +100,12 @@ def measure(
             on_progress(n_done, n_all)
 
 
+def verify_context(engine: Engine) -> int:
+    """Committed tokens behind which verifies are timed."""
+    limits = engine.target.limits
+    return max(min(VERIFY_CONTEXT, limits.n_ctx - limits.max_width), 0)
+
+
 def verify_times(engine: Engine, width: int) -> dict[str, float]:
     """Median milliseconds of a verify of `width` nodes: a chain, and a tree in which every node has two children."""
     from ..tree.draft_tree import DraftTree
@@ -111,7 +117,7 @@ def verify_times(engine: Engine, width: int) -> dict[str, float]:
     session = engine.open_session()
     target = session.target
     try:
-        target.prefill([token % session.n_vocab for token in range(100, 100 + VERIFY_CONTEXT)], None)
+        target.prefill([token % session.n_vocab for token in range(100, 100 + verify_context(engine))], None)
         return {
             name: round(_median_ms(partial(target.verify, tree), target.discard), 4) for name, tree in shapes.items()
         }

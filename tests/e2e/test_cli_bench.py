@@ -65,6 +65,12 @@ def test_target_alone() -> None:
     assert list(document("-m", embedded_target_path(), *SMALL)["contenders"]) == ["off"]
 
 
+def test_small_context() -> None:
+    """Texts end where it ends, and verifies are timed behind as many tokens as it has room for."""
+    report = document("-p", "class Stack:", "-n", "64", "-c", "40", "--repeats", "1", "--widths", "4,32")
+    assert report["verify_context"] == 8 and report["contenders"]["off"]["committed"] < 40
+
+
 def test_prompts_from_a_file(tmp_path: Path) -> None:
     """Several in one file."""
     file = tmp_path / "prompts.txt"

@@ -14,7 +14,7 @@ from .options import Number, json_option, model_options
 from .progress import StageBar
 from .prompt import read_prompt
 from .render import print_json, print_json_line
-from .run import DEFAULT_MAX_WIDTH, MAX_TREE, load_engine, refuse
+from .run import DEFAULT_MAX_WIDTH, MAX_TREE, as_prompt, load_engine, refuse
 
 if TYPE_CHECKING:
     from ..decode.engine import Engine
@@ -45,6 +45,7 @@ def _numbers(low: int, high: int) -> Callable[[click.Context, click.Parameter, s
     metavar="FILE",
     help="Read prompts from a file, - = stdin; lines of three dashes separate them.",
 )
+@click.option("--chat", is_flag=True, help="Wrap each prompt as a user message in the model's chat template.")
 @click.option(
     "-n",
     "--predict",
@@ -128,7 +129,7 @@ def bench(ctx: click.Context, /, **given: Any) -> None:
     texts = _texts(given)
     with StageBar() as bar, load_engine(given, bar, max_width=_max_width(given)) as engine:
         report = _head(engine, given, len(texts))
-        prompts = [engine.tokenizer.encode(text) for text in texts]
+        prompts = [engine.tokenizer.encode(as_prompt(engine, text, {**given, "system": None})) for text in texts]
         if given["parity"]:
             report |= _check_parity(engine, texts, prompts, given, bar)
         elif given["drafter_check"]:
@@ -201,14 +202,16 @@ def _head(engine: Engine, given: dict[str, Any], n_prompts: int) -> dict[str, An
     names = engine.describe()
     load = f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores" if hasattr(os, "getloadavg") else None
     measures_speed = not (given["parity"] or given["drafter_check"])
+    kind = "chat messages" if given["chat"] else "prompts"
     repeats = "" if not measures_speed else f", {given['repeats'] or DEFAULT_REPEATS} repeats, medians"
     return {
         **{key: names[key] for key in ("model", "drafter", "device", "device_kind", "n_threads", "n_ctx")},
         "load": load,
         "versions": {"pyggml-spec": metadata.version("pyggml-spec"), "ggml": f"{GGML_VERSION} ({GGML_COMMIT})"},
-        "method": f"greedy, {n_prompts} prompts, {given['max_tokens']} tokens each{repeats}",
+        "method": f"greedy, {n_prompts} {kind}, {given['max_tokens']} tokens each{repeats}",
         "excluded": EXCLUDED if measures_speed else "nothing is timed",
         "exact": given["exact"],
+        "chat": given["chat"],
     }
 
 

@@ -22,7 +22,7 @@ NOT_CHECKED = (
     "what the target loses by its quantisation or by a fine-tune",
     "other layers than all of them one earlier or later, and their order",
     "other rope bases, windows, block sizes and mask tokens than those tried",
-    "chat and thinking templates: prompts were taken as they are, drafters are often trained on the target's answers",
+    "other forms of the prompts: drafters are often trained on the target's answers to chats (--chat), thinking or not",
     "contexts longer than those of these prompts",
 )
 
@@ -115,4 +115,4 @@ def read_files(drafter: DrafterConfig, bits: float, types: Sequence[str], vocabu
         share = drafter.n_vocab / max(drafter.n_vocab_target, 1)
         yield f"the drafter can only propose {drafter.n_vocab} of {drafter.n_vocab_target} tokens ({share:.0%})"
     if "think" in (vocabulary.chat_template or ""):
-        yield "the target's template knows thinking: measure with prompts in the form the drafter was trained on"
+        yield "the target's template knows thinking: compare with --chat, the drafter may be trained on that form only"

@@ -65,6 +65,12 @@ def test_target_alone() -> None:
     assert list(document("-m", embedded_target_path(), *SMALL)["contenders"]) == ["off"]
 
 
+def test_chat() -> None:
+    """Prompts in the model's own form are longer, so other texts come out."""
+    report = document(*SMALL, "--chat")
+    assert report["chat"] and "1 chat messages" in report["method"] and report["contenders"]["off"]["committed"] == 12
+
+
 def test_small_context() -> None:
     """Texts end where it ends, and verifies are timed behind as many tokens as it has room for."""
     report = document("-p", "class Stack:", "-n", "64", "-c", "40", "--repeats", "1", "--widths", "4,32")

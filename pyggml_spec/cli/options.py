@@ -116,6 +116,11 @@ model_options = _apply(
             help="Type of values in the drafter's own cache.",
         ),
         click.option(
+            "--rotate-draft-keys",
+            is_flag=True,
+            help="Spread the values of the drafter's keys before they are stored, so that 8-bit keys lose less.",
+        ),
+        click.option(
             "--exact",
             is_flag=True,
             help="The same tokens with and without speculation, bit for bit, whatever the type of the weights: every "
@@ -250,6 +255,12 @@ speculation_options = _apply(
             default="auto",
             show_default=True,
             help="off = decode plainly; chain, tree = draft that way; auto = draft chains if there is a drafter.",
+        ),
+        click.option(
+            "--policy",
+            type=click.Choice(["fixed", "ema", "cost"]),
+            help="How much is drafted: fixed = always all; cost = what pays, by measured times and acceptance; "
+            "ema = all, or nothing for a while when few tokens were accepted.  [default: cost for auto, else fixed]",
         ),
         click.option(
             "--draft-max",

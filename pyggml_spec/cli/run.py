@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 LOADING = (
     *("target", "drafter", "device", "n_ctx", "n_threads", "exact"),
-    *("kv_type_k", "kv_type_v", "kv_type_draft_k", "kv_type_draft_v"),
+    *("kv_type_k", "kv_type_v", "kv_type_draft_k", "kv_type_draft_v", "rotate_draft_keys"),
 )
 GENERATING = (
     *("max_tokens", "temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty"),
     *("frequency_penalty", "penalty_last_n", "seed", "stop", "ignore_eos", "spec", "draft_max", "logprobs"),
-    "confidence",
+    *("confidence", "policy"),
 )
 MAX_TREE = 127  # drafted nodes that a verify can take besides the anchor
 DEFAULT_MAX_WIDTH = 32
@@ -78,6 +78,7 @@ def _refuse_contradictions(given: dict[str, Any]) -> None:
         (given["logprobs"] and not given["as_json"], "--logprobs are part of the JSON document: give --json too."),
         (given["as_json"] and given["display_prompt"], "--json prints its document only: leave --display-prompt out."),
         (given["draft_max"] and given["spec"] == "off", "--spec off makes no drafts: leave --draft-max out."),
+        (given["policy"] and given["spec"] == "off", "--spec off makes no drafts: leave --policy out."),
         (
             given["draft_max"] and given["target"] and not given["drafter"],
             "--draft-max needs a drafter: give -md FILE.",

@@ -28,6 +28,7 @@ class DrafterLimits:
 
     n_ctx: int
     n_slots: int = 1
+    rotates_keys: bool = False  # by a Hadamard matrix, before they are stored
 
 
 class Drafter:
@@ -76,6 +77,7 @@ class Drafter:
             n_ctx=limits.n_ctx,
             n_slots=limits.n_slots,
             types=self._kv_types,
+            rotated_head_dim=config.head_dim if limits.rotates_keys else 0,
         )
 
     def graph(self, n_inject: int, top_k: int) -> dflash.DrafterGraph:

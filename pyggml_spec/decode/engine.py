@@ -29,6 +29,7 @@ from pyggml_spec.decode.target import Target, TargetLimits
 from pyggml_spec.errors import OptionError
 from pyggml_spec.ggml import Backend, type_by_name
 from pyggml_spec.ggml.backend import choose_device
+from pyggml_spec.policy import PolicyName, PolicyShelf
 from pyggml_spec.records import SamplingParams
 from pyggml_spec.state.kv_cells import KvTypes
 from pyggml_spec.tokenizer import Tokenizer
@@ -58,6 +59,7 @@ class Engine:
         self.drafter = drafter
         self.tokenizer = tokenizer
         self.prefixes = prefixes
+        self._policies = PolicyShelf()
         self._pair = pair
         self._names = names
         self._stack = ExitStack()
@@ -77,6 +79,7 @@ class Engine:
         kv_type_v: str = "f16",
         kv_type_draft_k: str = "f16",
         kv_type_draft_v: str = "f16",
+        rotate_draft_keys: bool = False,
         max_width: int = 32,
         n_parallel: int = 1,
         exact: bool = False,
@@ -91,6 +94,8 @@ class Engine:
             n_threads: CPU threads; None = one per core.
             kv_type_k, kv_type_v: types of cached keys and values: f32, f16 or q8_0.
             kv_type_draft_k, kv_type_draft_v: the same for the drafter's own cache, whatever the target's is.
+            rotate_draft_keys: spread the values of the drafter's keys (and queries) by a Hadamard rotation, so that a
+                cache of few bits loses less; the drafter's head size must be a power of two.
             max_width: most nodes of a verify, the anchor included.
             n_parallel: sessions that may be open at a time, each with n_ctx tokens of cache.
             exact: what is generated depends on the tokens alone, bit for bit, never on how many were computed together:
@@ -124,7 +129,11 @@ class Engine:
             limits = TargetLimits(pair.choose_n_ctx(n_ctx), n_parallel, max_width, exact=exact)
             backend = stack.enter_context(Backend(choose_device(device), n_threads))
             loaded = load_target(stack, backend, pair, limits, kv_types, on_progress)
-            drafting = load_drafter(stack, loaded, pair, draft_kv_types, on_progress) if drafter_path else None
+            drafting = None
+            if drafter_path:
+                drafting = load_drafter(
+                    stack, loaded, pair, draft_kv_types, on_progress, rotates_keys=rotate_draft_keys
+                )
             names = {
                 "model": pair.target_file.metadata.find_string("general.name", default=target_path.stem),
                 "drafter": drafter_path.stem if drafter_path else None,
@@ -171,6 +180,7 @@ class Engine:
         tree_top_k: int = 4,
         tau: float = 6.0,
         confidence: float = 0.0,
+        policy: PolicyName | None = None,
         on_prefill: Progress | None = None,
     ) -> Stream:
         """Start a generation from a text or token ids; yields a Piece per round.
@@ -183,6 +193,8 @@ class Engine:
             spec: "off" decodes plainly, "chain" and "tree" speculate, "auto" drafts chains when there is a drafter.
             draft_max: most draft tokens in sequence; None = the drafter's horizon.
             budget, tree_top_k, tau: draft tree (spec="tree"): most nodes, candidates per node, score window (nats).
+            policy: how much is drafted: "fixed" always all of it, "cost" what pays by measured times and acceptance,
+                "ema" all or nothing; learned for as long as the engine lives. None = cost for spec="auto", else fixed.
             confidence: end chains before the first token that the drafter's confidence head trusts less; 0 = off.
             on_prefill: called with (prompt tokens done, prompt tokens in all).
 
@@ -194,7 +206,7 @@ class Engine:
             temperature, top_k, top_p, min_p, repeat_penalty, presence_penalty, frequency_penalty, penalty_last_n,
             seed, logprobs,
         )  # fmt: skip
-        options = SpecOptions(spec, draft_max, TreeOptions(budget=budget, top_k=tree_top_k, tau=tau), confidence)
+        options = SpecOptions(spec, draft_max, TreeOptions(budget=budget, top_k=tree_top_k, tau=tau), confidence, policy)
         token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         session = self.open_session()
         try:
@@ -231,7 +243,8 @@ class Engine:
         """A session of its own, for conversations of several turns; an engine has as many as it has slots."""
         target = self.target.open_sequence()
         drafter = None if self.drafter is None else self.drafter.open_sequence(target)
-        return Session(target, drafter, n_vocab=self.target.config.n_vocab, prefixes=self.prefixes)
+        n_vocab = self.target.config.n_vocab
+        return Session(target, drafter, n_vocab=n_vocab, prefixes=self.prefixes, policies=self._policies)
 
     def chat_prompt(self, messages: Sequence[dict[str, str]], **variables: Any) -> str:
         """The prompt of a conversation by the model's own chat template; messages are {"role", "content"}."""

@@ -113,7 +113,13 @@ def load_target(
 
 
 def load_drafter(
-    stack: ExitStack, target: Target, pair: OpenPair, kv_types: KvTypes, report: Progress | None
+    stack: ExitStack,
+    target: Target,
+    pair: OpenPair,
+    kv_types: KvTypes,
+    report: Progress | None,
+    *,
+    rotates_keys: bool = False,
 ) -> Drafter:
     """The drafter of an open pair beside its target."""
     config, weights = pair.drafter_config, load_drafter_weights(target.backend, pair, report)
@@ -124,7 +130,7 @@ def load_drafter(
         target.arena,
         config,
         weights,
-        DrafterLimits(target.limits.n_ctx, target.limits.n_slots),
+        DrafterLimits(target.limits.n_ctx, target.limits.n_slots, rotates_keys),
         tables=shared_tables(target, config, weights),
         features=target.feature_ring,
         kv_types=kv_types,

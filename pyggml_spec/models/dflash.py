@@ -90,7 +90,7 @@ def write_keys_values(b: _Build, k: Tensor, v: Tensor, i: int, pos: str, cells: 
     """Norm and rotate keys k [D * H_kv, N], then store both; returns the layer's cache tensors."""
     c, g, ctx = b.config, b.graph, b.graph.context
     k = ops.rms_norm(ctx, heads(g, k, c.head_dim, c.n_heads_kv), b.weights[f"blk.{i}.attn_k_norm.weight"], c.norm_eps)
-    k = ops.reshape(ctx, rotate(b, k, pos), [c.head_dim * c.n_heads_kv, k.ne[2]])
+    k = ops.reshape(ctx, spread(b, rotate(b, k, pos)), [c.head_dim * c.n_heads_kv, k.ne[2]])
     ids = b.inputs.tensors[cells]
     return ops.set_rows(ctx, b.state.kv.k[i], k, ids), ops.set_rows(ctx, b.state.kv.v[i], v, ids)
 
@@ -111,6 +111,11 @@ def rotate(b: _Build, x: Tensor, pos: str) -> Tensor:
     )
 
 
+def spread(b: _Build, x: Tensor) -> Tensor:
+    """Queries or keys x [D, H, N] as the cache wants them: every head multiplied by its rotation, if it has one."""
+    return x if b.state.kv.rotation is None else ops.mul_mat(b.graph.context, b.state.kv.rotation, x)
+
+
 def inject_features(b: _Build) -> None:
     """K/V of the features named by `inject_rows`, for every layer."""
     c, g, ctx = b.config, b.graph, b.graph.context
@@ -128,7 +133,7 @@ def build_attention(b: _Build, x: Tensor, i: int) -> Tensor:
     c, g, ctx, p = b.config, b.graph, b.graph.context, f"blk.{i}."
     q, k, v = project(g, b.weights, p + "attn_qkv", x)
     q = ops.rms_norm(ctx, heads(g, q, c.head_dim, c.n_heads), b.weights[p + "attn_q_norm.weight"], c.norm_eps)
-    q = rotate(b, q, "pos").named(f"Qcur-{i}")
+    q = spread(b, rotate(b, q, "pos")).named(f"Qcur-{i}")
     k, v = write_keys_values(b, k, v, i, "pos", "cells")
     slides = bool(c.sliding_layers) and c.sliding_layers[i]
     out = spec_ops.attention(

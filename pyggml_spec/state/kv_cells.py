@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pyggml_spec.errors import ContextLimitError
-from pyggml_spec.ggml import I32, Backend, Context, Tensor, TensorType
+from pyggml_spec.errors import ContextLimitError, OptionError
+from pyggml_spec.ggml import F32, I32, Backend, Context, Tensor, TensorType
 from pyggml_spec.state.cells import CellHold, CellPool
 
 
@@ -42,13 +42,20 @@ class KvCache:
         n_ctx: int,
         n_slots: int,
         types: KvTypes,
+        rotated_head_dim: int = 0,
     ) -> None:
-        self._context = Context(2 * n_layers + 1)
+        self._context = Context(2 * n_layers + 2)
         ne = [width, n_cells + 1]
         self.k: list[Tensor] = [self._context.new_tensor(types.k, ne, f"cache_k_l{i}") for i in range(n_layers)]
         self.v: list[Tensor] = [self._context.new_tensor(types.v, ne, f"cache_v_l{i}") for i in range(n_layers)]
         self.committed = self._context.new_tensor(I32, [n_ctx, n_slots], "committed_cells")
+        self.rotation: Tensor | None = None  # f32 [D, D]: keys are stored, and queries asked, multiplied by it
+        if rotated_head_dim:
+            values = hadamard(rotated_head_dim)
+            self.rotation = self._context.new_tensor(F32, values.shape, "key_rotation")
         self._buffer = backend.allocate(self._context, f"a KV cache of {n_cells} cells")
+        if self.rotation is not None:
+            self.rotation.set(values)
         self.padding_cell = n_cells
         self.n_ctx = n_ctx
         self.pool = CellPool(n_cells)
@@ -65,6 +72,20 @@ class KvCache:
         """Free the device memory; safe to call twice."""
         self._buffer.close()
         self._context.close()
+
+
+def hadamard(n: int) -> NDArray[np.float32]:
+    """The orthonormal Hadamard matrix (n, n): it spreads a value that sticks out over its whole head, so that blocks of
+    a quantised cache lose less.
+
+    Raises OptionError unless n is a power of two.
+    """
+    if n < 1 or n & (n - 1):
+        raise OptionError(f"keys of heads of {n} values cannot be rotated: it takes a power of two; turn rotation off")
+    matrix = np.ones((1, 1), np.float32)
+    while len(matrix) < n:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]]) / np.float32(np.sqrt(2))
+    return np.ascontiguousarray(matrix, np.float32)
 
 
 class SequenceCells:

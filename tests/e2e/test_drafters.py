@@ -17,6 +17,7 @@ from pyggml_spec.decode.loader import load_drafter_weights
 from pyggml_spec.decode.protocols import DraftBlock
 from pyggml_spec.errors import OptionError
 from pyggml_spec.models import dspark as dspark_models
+from pyggml_spec.state.kv_cells import hadamard
 
 from .conftest import DATA, GOLDEN, load
 
@@ -331,3 +332,21 @@ def test_a_parked_drafter_comes_back(
 
     assert [block.ids.tolist() for _, block in after] == [block.ids.tolist() for _, block in before]
     assert again.tokens == run.tokens and again.stats["accepted"] == run.stats["accepted"]
+
+
+def test_rotated_keys_draft_as_well(prompts: list[str]) -> None:
+    """8-bit keys and values, rotated or not: the same text, acceptance within noise of each other."""
+    accepted = []
+    for rotates in (False, True):
+        caches = {"kv_type_draft_k": "q8_0", "kv_type_draft_v": "q8_0", "rotate_draft_keys": rotates}
+        with load(assets.embedded_target_path(), FILES["dflash2"], **caches) as engine:
+            runs = [engine.generate(text, max_tokens=96, ignore_eos=True) for text in prompts[4::8]]
+        accepted.append(sum(run.stats["accepted"] for run in runs) / sum(run.stats["rounds"] for run in runs))
+
+    assert abs(accepted[0] - accepted[1]) < 0.05 * accepted[0]
+
+
+def test_rotation_needs_heads_of_a_power_of_two() -> None:
+    assert np.abs(hadamard(64) @ hadamard(64).T - np.eye(64)).max() < 1e-6
+    with pytest.raises(OptionError, match="heads of 48 values cannot be rotated"):
+        hadamard(48)

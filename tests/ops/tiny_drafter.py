@@ -92,7 +92,9 @@ class Drawn:
 class TinyDrafter:
     """The drafter on the CPU; `run` injects all features and drafts one block."""
 
-    def __init__(self, drawn: Drawn, *, kv_type: TensorType = F32, n_threads: int = 1) -> None:
+    def __init__(
+        self, drawn: Drawn, *, kv_type: TensorType = F32, n_threads: int = 1, rotates_keys: bool = False
+    ) -> None:
         self.drawn, config = drawn, drawn.config
         self.backend = Backend(choose_device("cpu"), n_threads)
         self.arena = GraphArena(self.backend)
@@ -117,6 +119,7 @@ class TinyDrafter:
             n_ctx=n_context + config.draft_block_size,
             n_slots=1,
             types=KvTypes(kv_type, kv_type),
+            rotated_head_dim=config.head_dim if rotates_keys else 0,
         )
         self.tables = dflash.SharedTables(*tensors)
         self.state = dflash.DrafterState(self.kv, self.ring)

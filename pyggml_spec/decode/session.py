@@ -110,7 +110,7 @@ class Session:
             DeviceError: the caches are void: the last call failed or was interrupted; generate or reset first.
         """
         self._refuse_running()
-        if self._are_caches_lost():
+        if self._is_out_of_step():
             raise DeviceError("the last call of this session was interrupted: generate or reset before a snapshot")
         return self._snapshot(self.tokens)
 
@@ -258,11 +258,15 @@ class Session:
         if states.count(GEN_RUNNING) + states.count(GEN_SUSPENDED) > n_allowed:
             raise OptionError("a generation is still running in this session: exhaust or close its iterator first")
 
-    def _are_caches_lost(self) -> bool:
-        """Whether the caches may hold something else than the tokens say."""
+    def _is_out_of_step(self) -> bool:
+        """Whether something interrupted this session while caches and tokens were not in agreement."""
         is_unsettled = self._runner is not None and not self._runner.is_clean
         is_ahead = self.target.length > max(len(self.tokens) - 1, 0)  # interrupted between commit and bookkeeping
-        return self._is_void or is_unsettled or is_ahead or bool(getattr(self.target, "is_void", False))
+        return self._is_void or is_unsettled or is_ahead
+
+    def _are_caches_lost(self) -> bool:
+        """The same, or the target lost them (a call failed half-way, the engine was parked)."""
+        return self._is_out_of_step() or bool(getattr(self.target, "is_void", False))
 
     def _prepare(self, on_prefill: Callable[[int, int], None] | None) -> None:
         """Bring the caches up to the token before the anchor."""

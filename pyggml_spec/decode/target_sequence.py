@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pyggml_spec.decode.protocols import Posterior
 from pyggml_spec.errors import ContextLimitError, DeviceError, OptionError, ShapeError
@@ -15,7 +16,7 @@ from pyggml_spec.models import qwen35
 from pyggml_spec.state.cells import CellHold
 from pyggml_spec.state.features import SequenceFeatures
 from pyggml_spec.state.kv_cells import SequenceCells
-from pyggml_spec.state.recurrent import Rotation
+from pyggml_spec.state.recurrent import RecurrentState, Rotation
 from pyggml_spec.tree.draft_tree import DraftTree
 from pyggml_spec.tree.schedule import encode_schedule, schedule_tree
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from pyggml_spec.decode.target import Target
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class TargetSnapshot:
     """A sequence's caches at one length: recurrent state copied to the host, KV cells kept where they are.
 
@@ -32,8 +33,10 @@ class TargetSnapshot:
     """
 
     cells: CellHold
-    state: list[np.ndarray]  # see RecurrentState.copy_slot
+    state: NDArray[np.uint8]  # see RecurrentState.copy_slot
+    owner: RecurrentState  # takes the copy's memory back
     generation: int  # of the weights it was computed with
+    is_released: bool = False
 
     @property
     def length(self) -> int:
@@ -43,11 +46,14 @@ class TargetSnapshot:
     @property
     def n_bytes(self) -> int:
         """Host memory."""
-        return sum(copy.nbytes for copy in self.state) + self.cells.cells.nbytes
+        return self.state.nbytes + self.cells.cells.nbytes
 
     def release(self) -> None:
-        """Give the cells up; safe to call twice."""
-        self.cells.release()
+        """Give cells and memory back; safe to call twice."""
+        if not self.is_released:
+            self.is_released = True
+            self.cells.release()
+            self.owner.recycle(self.state)
 
 
 class NativeTargetSequence:
@@ -189,11 +195,13 @@ class NativeTargetSequence:
             DeviceError: the sequence is void.
         """
         self.flush()
-        state = self._target.state.recurrent.copy_slot(self.slot)
-        return TargetSnapshot(self._cells.hold(), state, self._generation)
+        recurrent = self._target.state.recurrent
+        return TargetSnapshot(self._cells.hold(), recurrent.copy_slot(self.slot), recurrent, self._generation)
 
     def restore(self, snapshot: TargetSnapshot) -> None:
-        """Go on after the snapshot's tokens, whatever this sequence held; raises OptionError when it is outdated."""
+        """Go on after the snapshot's tokens, whatever this sequence held; raises OptionError when it is of no use."""
+        if snapshot.is_released:
+            raise OptionError("this snapshot was released: its memory may hold anything")
         if snapshot.generation != self._target.generation:
             raise OptionError("this snapshot's caches were freed when the engine was parked; prefill its tokens again")
         self._begin_anew()

@@ -81,17 +81,16 @@ class Tensor:
         lib.ggml_backend_tensor_get(self.ptr, ffi.from_buffer(out), 0, out.nbytes)
         return out
 
-    def read(self, offset_bytes: int, n_bytes: int) -> np.ndarray:
-        """Download a part: (n_bytes,) uint8; raises ShapeError when it reaches beyond the tensor."""
+    def read(self, offset_bytes: int, out: np.ndarray) -> None:
+        """Fill a C-contiguous array with the bytes from `offset_bytes` on; raises ShapeError when there are fewer."""
         self._require_memory()
-        if offset_bytes < 0 or n_bytes < 0 or offset_bytes + n_bytes > self.n_bytes:
+        if offset_bytes < 0 or offset_bytes + out.nbytes > self.n_bytes:
             raise ShapeError(
-                f"download of {n_bytes} bytes at offset {offset_bytes} leaves tensor '{self.name}' "
+                f"download of {out.nbytes} bytes at offset {offset_bytes} leaves tensor '{self.name}' "
                 f"of {self.n_bytes} bytes"
             )
-        out = np.empty(n_bytes, dtype=np.uint8)
-        lib.ggml_backend_tensor_get(self.ptr, ffi.from_buffer(out), offset_bytes, n_bytes)
-        return out
+        if out.nbytes:
+            lib.ggml_backend_tensor_get(self.ptr, ffi.from_buffer(out), offset_bytes, out.nbytes)
 
     def zero(self, offset_bytes: int, n_bytes: int) -> None:
         """Zero a part on the device; raises ShapeError when it reaches beyond the tensor."""

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pyggml_spec.ggml import F32, Backend, Context, Tensor
 from pyggml_spec.ggml.spec_ops import BANK_U_EXTRA
@@ -41,6 +42,7 @@ class RecurrentState:
         }
         what = f"the recurrent state of {n_slots} sequences"
         self._buffer = backend.allocate(self._context, what) if n_layers else None
+        self._spare: list[NDArray[np.uint8]] = []
         banks = [t for layer in self.layers.values() for t in (layer.bank_k, layer.bank_u, layer.bank_x)]
         self.bank_bytes = sum(t.n_bytes for t in banks)  # memory of the factor banks
         self.state_bytes = sum(t.n_bytes for t in self._durable())  # of the states: one snapshot of every sequence
@@ -75,21 +77,39 @@ class RecurrentState:
             n_bytes = tensor.n_bytes // self.n_slots
             tensor.zero(slot * n_bytes, n_bytes)
 
-    def copy_slot(self, slot: int) -> list[np.ndarray]:
-        """Durable states and windows of one sequence on the host: (n_bytes,) uint8 each, state before window."""
-        parts = ((tensor, tensor.n_bytes // self.n_slots) for tensor in self._durable())
-        return [tensor.read(slot * n_bytes, n_bytes) for tensor, n_bytes in parts]
+    def copy_slot(self, slot: int) -> NDArray[np.uint8]:
+        """Durable states and windows of one sequence on the host: (state_bytes / n_slots,), layer by layer."""
+        copy = self._spare.pop() if self._spare else np.empty(self.state_bytes // self.n_slots, dtype=np.uint8)
+        for tensor, part in self._parts(copy):
+            tensor.read(slot * part.nbytes, part)
+        return copy
 
-    def write_slot(self, slot: int, copies: Sequence[np.ndarray]) -> None:
+    def write_slot(self, slot: int, copy: NDArray[np.uint8]) -> None:
         """The reverse of `copy_slot`, into any slot."""
-        for tensor, copy in zip(self._durable(), copies, strict=True):
-            tensor.set(copy, slot * copy.nbytes)
+        for tensor, part in self._parts(copy):
+            tensor.set(part, slot * part.nbytes)
+
+    def recycle(self, copy: NDArray[np.uint8]) -> None:
+        """Take back a copy that nobody needs: fresh memory costs several times what the copying does."""
+        if not self._spare:
+            self._spare.append(copy)
+
+    def _parts(self, copy: NDArray[np.uint8]) -> Iterator[tuple[Tensor, NDArray[np.uint8]]]:
+        """Every durable tensor with its part of a copy."""
+        begin = 0
+        for tensor in self._durable():
+            end = begin + tensor.n_bytes // self.n_slots
+            yield tensor, copy[begin:end]
+            begin = end
 
     def hashes(self, slot: int) -> list[str]:
         """One digest per recurrent layer of the durable state and window of `slot` (tests compare runs with it)."""
-        copies = self.copy_slot(slot)
-        pairs = zip(copies[::2], copies[1::2], strict=True)
-        return [hashlib.sha256(state.tobytes() + window.tobytes()).hexdigest()[:16] for state, window in pairs]
+        copy = self.copy_slot(slot)
+        parts = [part for _, part in self._parts(copy)]
+        pairs = zip(parts[::2], parts[1::2], strict=True)
+        digests = [hashlib.sha256(state.tobytes() + window.tobytes()).hexdigest()[:16] for state, window in pairs]
+        self.recycle(copy)
+        return digests
 
     def close(self) -> None:
         """Free the device memory; safe to call twice."""

@@ -125,6 +125,9 @@ def test_a_snapshot_waits_for_the_verify_to_be_settled(small: Engine) -> None:
     snapshot = sequence.snapshot()
     assert snapshot.length == 3
     snapshot.release()
+    snapshot.release()
+    with pytest.raises(OptionError, match="was released"):
+        sequence.restore(snapshot)
     session.close()
 
 
@@ -279,40 +282,40 @@ def test_the_drafter_knows_what_a_fresh_one_knows(small: Engine, mode: str) -> N
 
 
 @pytest.fixture
-def device(small: Engine) -> Iterator[FailingDevice]:
+def faulty(small: Engine) -> Iterator[FailingDevice]:
     """The engine's CPU, able to fail; healthy again afterwards."""
-    with FailingDevice(small).connected() as device:
-        yield device
+    with FailingDevice(small).connected() as faulty:
+        yield faulty
     small.target.backend._n_failures = 0
 
 
-def test_a_call_that_fails_half_way_costs_only_time(small: Engine, device: FailingDevice) -> None:
+def test_a_call_that_fails_half_way_costs_only_time(small: Engine, faulty: FailingDevice) -> None:
     """At any node of prefill, draft, verify or flush: layers are out of step, caches are rebuilt, the text is right."""
     ids = small.tokenizer.encode(PROMPT)
     wanted, _ = fresh(small, ids, 16)
     small.prefixes.clear()
-    device.n_nodes = 0
+    faulty.n_nodes = 0
     request(small, ids, 16)
-    n_nodes, n_rebuilds = device.n_nodes, 0
+    n_nodes, n_rebuilds = faulty.n_nodes, 0
     for at in np.linspace(1, n_nodes, 14).astype(int).tolist():
         small.prefixes.clear()
-        device.n_nodes, device.fails_at = 0, {at}
+        faulty.n_nodes, faulty.fails_at = 0, {at}
         tokens, stats = request(small, ids, 16)
-        device.fails_at = set()
+        faulty.fails_at = set()
         n_rebuilds += stats["rebuilds"]
 
         assert tokens == wanted, f"failed at node {at} of {n_nodes}"
     assert n_rebuilds >= 12, "a fault in the last flush rebuilds nothing; all the others do"
 
 
-def test_a_rebuilt_session_has_the_state_of_an_undisturbed_one(small: Engine, device: FailingDevice) -> None:
+def test_a_rebuilt_session_has_the_state_of_an_undisturbed_one(small: Engine, faulty: FailingDevice) -> None:
     """Every layer's hash, and the drafter's acceptance from then on."""
     ids = small.tokenizer.encode(PROMPT)
     runs = []
     for fails in (False, True):
         session = small.open_session()
         say(session, ids, 20)
-        device.fails_at = {device.n_nodes + 200} if fails else set()
+        faulty.fails_at = {faulty.n_nodes + 200} if fails else set()
         tokens = say(session, [], 20)
         runs.append((tokens, session.target.state_hashes(), session.stats.accepted, session.stats.rebuilds))
         session.close()
@@ -321,30 +324,30 @@ def test_a_rebuilt_session_has_the_state_of_an_undisturbed_one(small: Engine, de
     assert runs[0][:2] == runs[1][:2]
 
 
-def test_a_dead_device_is_left_alone(small: Engine, device: FailingDevice) -> None:
+def test_a_dead_device_is_left_alone(small: Engine, faulty: FailingDevice) -> None:
     """A second failure in a row is fatal: no replay, no third call, and every later request is refused."""
     ids = small.tokenizer.encode(PROMPT)
     request(small, ids, 4)
-    device.always = True
+    faulty.always = True
     with pytest.raises(FatalDeviceError, match="2 times in a row"):
         request(small, [*ids, 5], 4)
-    n_nodes = device.n_nodes
+    n_nodes = faulty.n_nodes
     for call in (lambda: request(small, ids, 4), small.open_session):
         with pytest.raises(FatalDeviceError):
             call()
 
-    assert device.n_nodes == n_nodes
-    device.always = False
+    assert faulty.n_nodes == n_nodes
+    faulty.always = False
     small.target.backend._n_failures = 0
     assert request(small, ids, 4)[0] == fresh(small, ids, 4)[0]
 
 
-def test_a_void_sequence_refuses_work_until_it_is_reset(small: Engine, device: FailingDevice) -> None:
+def test_a_void_sequence_refuses_work_until_it_is_reset(small: Engine, faulty: FailingDevice) -> None:
     """Never guess which layers were folded."""
     session = small.open_session()
     sequence = session.target
     sequence.prefill([5, 6, 7])
-    device.fails_at = {device.n_nodes + 30}
+    faulty.fails_at = {faulty.n_nodes + 30}
     with pytest.raises(DeviceError, match="in the middle of a graph"):
         sequence.verify(DraftTree.chain(8, [9, 10]))
     for call in (sequence.snapshot, lambda: sequence.prefill([1]), lambda: sequence.accept([0])):

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds, tests and measures the CUDA flavour on a machine with a GPU and without a network.
 #
-#   tools/gpu_session.sh [options] STAGE...      stages: build ensure ops sanitize e2e bench synthetic profile
+#   tools/gpu_session.sh [options] STAGE...      stages: build ensure ops sanitize e2e bench synthetic profile context types
 #                                                (ensure: build unless the CUDA flavour loads already)
 #
 #   --out DIR         where logs and results go                            (default: gpu-session)
@@ -76,7 +76,7 @@ sanitize() {  # the tests without random cases, under each checker
     local tool few="slots or strided or many_rows or ascending or given_gates or long_lists"
     for tool in memcheck racecheck initcheck; do
         echo "-- $tool"
-        timeout 150 compute-sanitizer --tool "$tool" --error-exitcode 9 "$python" -m pytest -q -m gpu -p no:cacheprovider -o filterwarnings= \
+        timeout "${check_s:-150}" compute-sanitizer --tool "$tool" --error-exitcode 9 "$python" -m pytest -q -m gpu -p no:cacheprovider -o filterwarnings= \
             tests/ops/test_conv_tree.py tests/ops/test_delta_net_tree.py tests/ops/test_top_k.py tests/ops/test_attention.py -k "$few"
         echo "-- $tool: exit $?"
     done
@@ -87,16 +87,36 @@ synthetic() {
     "$python" tools/make_synthetic.py --shape "$shape" --type q8_0 --drafter "$work/drafter.gguf"
 }
 
-profile() {  # kernels of one verify, as launched one by one
-    for width in 1 16; do
-        timeout 120 ncu --clock-control none --profile-from-start off --metrics gpu__time_duration.sum,dram__bytes.sum --csv --page raw \
-            --log-file "$out/profile-$width.csv" "$python" tools/profile_gpu.py --target "$work/target.gguf" --width "$width"
-        "$python" tools/profile_gpu.py --summarise "$out/profile-$width.csv"
+profile() {  # kernels of one call, as launched one by one
+    local call
+    for call in "--width 1" "--width 16" "--prefill 512"; do
+        echo "-- $call"
+        # shellcheck disable=SC2086
+        timeout 100 ncu --clock-control none --cache-control none --profile-from-start off --csv --page raw --log-file "$work/p.csv" \
+            --metrics gpu__time_duration.sum,dram__bytes.sum "$python" tools/profile_gpu.py --target "$work/target.gguf" $call
+        "$python" tools/profile_gpu.py --summarise "$work/p.csv"
+    done
+}
+
+context() {  # the same calls behind a short and a long context
+    local n
+    for n in 2048 32768; do
+        "$python" tools/bench_gpu.py --device "$device" --target "$work/target.gguf" --drafter "$work/drafter.gguf" \
+            --context $n --n-ctx 40960 --prefill 0 --widths 1,8,16,22
+    done
+}
+
+types() {  # the widths in other types
+    local type
+    for type in iq4_xs q8_0; do
+        "$python" tools/make_synthetic.py --shape "$shape" --type $type "$work/other.gguf" &&
+        "$python" tools/bench_gpu.py --device "$device" --target "$work/other.gguf"
+        rm -f "$work/other.gguf"
     done
 }
 
 export out work wheels upstream extension arch shape type device python
-export -f machine install build ensure tests sanitize synthetic profile
+export -f machine install build ensure tests sanitize synthetic profile context types
 
 stage machine 20 machine
 stage install 60 install
@@ -116,6 +136,8 @@ for name in "$@"; do
                    stage bench-$shape-$type 240 "$python" tools/bench_gpu.py --device "$device" --target "$work/target.gguf" \
                        --drafter "$work/drafter.gguf" ;;
         profile)   stage profile 300 profile ;;
+        context)   stage context 180 context ;;
+        types)     stage types 240 types ;;
         *) echo "unknown stage $name" >&2; exit 2 ;;
     esac
 done

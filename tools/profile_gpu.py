@@ -24,8 +24,8 @@ MICROSECONDS = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "nsecond": 1e-3, "usecond": 1.
 MEGABYTES = {"byte": 1e-6, "Kbyte": 1e-3, "Mbyte": 1.0, "Gbyte": 1e3}
 
 
-def run(target: Path, width: int, context: int) -> None:
-    """Warm up, then one verify and one accept with the profiler on."""
+def run(target: Path, width: int, context: int, prefill: int) -> None:
+    """Warm up, then with the profiler on: one verify and one accept, or so many tokens of prefill."""
     os.environ["GGML_CUDA_DISABLE_GRAPHS"] = "1"  # read by ggml at load
     import numpy as np
 
@@ -40,8 +40,11 @@ def run(target: Path, width: int, context: int) -> None:
         for i in range(N_WARM + 1):
             if i == N_WARM:
                 driver.cuProfilerStart()
-            session.target.verify(tree)
-            session.target.accept(range(min(width, 5)))
+            if prefill:
+                session.target.prefill(list(range(300, 300 + prefill)))
+            else:
+                session.target.verify(tree)
+                session.target.accept(range(min(width, 5)))
         driver.cuProfilerStop()
         session.close()
 
@@ -74,13 +77,14 @@ def summarise(path: Path) -> None:
 @click.option("--target", type=click.Path(exists=True, path_type=Path))
 @click.option("--width", default=1, show_default=True)
 @click.option("--context", default=2048, show_default=True)
+@click.option("--prefill", default=0, help="Profile so many tokens of prefill instead of a verify.")
 @click.option("--summarise", "table", type=click.Path(exists=True, path_type=Path))
-def main(target: Path | None, width: int, context: int, table: Path | None) -> None:
+def main(target: Path | None, width: int, context: int, prefill: int, table: Path | None) -> None:
     """Run under a profiler, or read what it wrote."""
     if table is not None:
         summarise(table)
     elif target is not None:
-        run(target, width, context)
+        run(target, width, context, prefill)
 
 
 if __name__ == "__main__":

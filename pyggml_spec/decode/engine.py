@@ -206,7 +206,8 @@ class Engine:
             temperature, top_k, top_p, min_p, repeat_penalty, presence_penalty, frequency_penalty, penalty_last_n,
             seed, logprobs,
         )  # fmt: skip
-        options = SpecOptions(spec, draft_max, TreeOptions(budget=budget, top_k=tree_top_k, tau=tau), confidence, policy)
+        tree = TreeOptions(budget=budget, top_k=tree_top_k, tau=tau)
+        options = SpecOptions(spec, draft_max, tree, confidence, policy)
         token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         session = self.open_session()
         try:

@@ -16,7 +16,7 @@ from pyggml_spec.decode.protocols import DraftBlock, DrafterSequence, Posterior,
 from pyggml_spec.decode.sampling import Sampler
 from pyggml_spec.decode.stops import Cut
 from pyggml_spec.errors import DeviceError, OptionError
-from pyggml_spec.policy import DraftLimits, DraftPlan, Policy, RoundObservation
+from pyggml_spec.policy import DraftLimits, DraftPlan, Policy, PolicyName, RoundObservation
 from pyggml_spec.records import TokenLogprob
 from pyggml_spec.tree.accept import AcceptResult, accept_greedy, accept_sampled
 from pyggml_spec.tree.build import MarginalSource, TreeOptions, build_draft_tree
@@ -34,6 +34,7 @@ class SpecOptions:
     draft_max: int | None = None  # most draft tokens in sequence; None = the drafter's horizon
     tree: TreeOptions = field(default_factory=TreeOptions)
     confidence: float = 0.0  # a chain ends before the first token whose confidence is lower; 0 = it never does
+    policy: PolicyName | None = None  # None = cost for auto, fixed for chain and tree
 
     @property
     def drafts_trees(self) -> bool:
@@ -204,6 +205,8 @@ class RoundRunner:
     def _why_nothing(self, block: DraftBlock | None) -> str:
         if block is not None and len(block.ids) and not confident_length(block, self.spec.confidence):
             return f"the first token drafted was under confidence {self.spec.confidence:g}"
+        if block is not None and len(block.ids):
+            return "no drafted token was worth verifying"
         return "the drafter proposed nothing"
 
     def _judge(

@@ -24,7 +24,7 @@ from pyggml_spec.decode.sampling import Sampler
 from pyggml_spec.decode.stats import Stats
 from pyggml_spec.decode.stops import StopTracker, StreamDecoder
 from pyggml_spec.errors import ContextLimitError, DeviceError, FatalDeviceError, OptionError
-from pyggml_spec.policy import FixedPolicy, Policy
+from pyggml_spec.policy import FixedPolicy, Policy, PolicyShelf
 from pyggml_spec.records import FinishReason, SamplingParams, TokenLogprob
 
 
@@ -48,7 +48,8 @@ class Session:
     Args:
         target, drafter: the sequences, both empty or both reset.
         n_vocab: ids of the target's vocabulary are 0 .. n_vocab - 1.
-        policy: how much to speculate; kept across generations so that it may learn.
+        policy: how much to speculate; kept across generations so that it may learn. None = what the options name.
+        policies: where those are kept; shared by the sessions of an engine.
         prefixes: where prompts' beginnings are looked up and left; shared by the sessions of an engine.
         clock: seconds, monotonic.
     """
@@ -60,13 +61,15 @@ class Session:
         *,
         n_vocab: int,
         policy: Policy | None = None,
+        policies: PolicyShelf | None = None,
         prefixes: PrefixCache | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.target = target
         self.drafter = drafter
         self.n_vocab = n_vocab
-        self.policy: Policy = FixedPolicy() if policy is None else policy
+        self.policy = FixedPolicy() if policy is None and policies is None else policy
+        self.policies = PolicyShelf() if policies is None else policies
         self.prefixes = prefixes
         self.clock = clock
         self.tokens: list[int] = []
@@ -162,7 +165,8 @@ class Session:
         """
         sampler = Sampler(params or SamplingParams(), self.n_vocab)
         spec = spec or SpecOptions()
-        runner = RoundRunner(self.target, self.drafter, sampler, spec, self.policy, self.clock)
+        policy = self.policy or self.policies.choose(spec.policy, spec.mode)
+        runner = RoundRunner(self.target, self.drafter, sampler, spec, policy, self.clock)
         tracker = StopTracker(stop_ids, stop_strings, decoder)
         _check_max_tokens(max_tokens)
         checked = _checked_ids(token_ids, self.n_vocab)

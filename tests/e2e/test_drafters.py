@@ -13,6 +13,7 @@ from reference import heads
 from reference.model_files import write_f32_drafter
 
 from pyggml_spec import Engine, assets
+from pyggml_spec.convert.conversion import plan_conversion
 from pyggml_spec.decode.loader import load_drafter_weights
 from pyggml_spec.decode.protocols import DraftBlock
 from pyggml_spec.errors import OptionError
@@ -350,3 +351,20 @@ def test_rotation_needs_heads_of_a_power_of_two() -> None:
     assert np.abs(hadamard(64) @ hadamard(64).T - np.eye(64)).max() < 1e-6
     with pytest.raises(OptionError, match="heads of 48 values cannot be rotated"):
         hadamard(48)
+
+
+@pytest.mark.parametrize("kind", ["dspark", "dflash2"])
+def test_both_dialects_draft_the_same(
+    f32_files: tuple[Path, Path], tmp_path: Path, golden: list[dict[str, Any]], kind: str
+) -> None:
+    """The same checkpoint converted to either dialect: equal blocks, bit for bit."""
+    blocks = []
+    for dialect in ("llama.cpp", "lucebox"):
+        file = tmp_path / f"{dialect}.gguf"
+        plan_conversion(DATA / f"minnow-{kind}", outtype="f32", dialect=dialect, target_path=f32_files[0]).write(file)
+        with load(f32_files[0], file) as engine:
+            assert engine.drafter.config.dialect == dialect
+            blocks.append([block for _, block in first_blocks(engine, golden, top_k=4)])
+
+    for ours, theirs in zip(*blocks, strict=True):
+        assert ours.ids.tolist() == theirs.ids.tolist() and ours.logprobs.tolist() == theirs.logprobs.tolist()

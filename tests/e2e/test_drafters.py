@@ -368,3 +368,15 @@ def test_both_dialects_draft_the_same(
 
     for ours, theirs in zip(*blocks, strict=True):
         assert ours.ids.tolist() == theirs.ids.tolist() and ours.logprobs.tolist() == theirs.logprobs.tolist()
+
+
+def test_an_anchor_the_drafter_does_not_know_is_a_plain_round(
+    dflash2: Engine, prompts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ids beyond the codebooks' rows only pad the target's vocabulary; should one be generated, nothing is drafted."""
+    plain = dflash2.generate(prompts[9], max_tokens=40, ignore_eos=True, spec="off")
+    monkeypatch.setattr(dflash2.drafter, "n_anchor_ids", 300)
+    run = dflash2.generate(prompts[9], max_tokens=40, ignore_eos=True)
+
+    assert run.tokens == plain.tokens
+    assert run.stats["plain_rounds"] > 0 and "the drafter proposed nothing" in run.stats["spec"]["why"]

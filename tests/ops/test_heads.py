@@ -152,6 +152,39 @@ def test_dspark_variants(changes: dict[str, bool]) -> None:
     check(replace(DSPARK, **changes), seed=2)
 
 
+@pytest.mark.parametrize("kind", ["dspark", "dflash2"])
+def test_tokens_the_heads_do_not_know_are_not_drafted(kind: str) -> None:
+    """An output head with more rows than the codebooks (padding of the target's vocabulary), all of them likely."""
+    drawn = Drawn.from_seed(KINDS[kind], 9, 15)
+    padded = replace_head(drawn, np.concatenate([drawn.head, 9 * drawn.head[:14]]))
+    block, results = reference_block(drawn), run(padded)
+    if kind == "dspark":
+        check_markov(drawn, block, results)
+    else:
+        check_selector(drawn, block, results)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_head_with_fewer_rows_than_the_tables(kind: str) -> None:
+    """The other way round: what the target cannot say is not drafted."""
+    drawn = Drawn.from_seed(KINDS[kind], 10, 15)
+    shorter = replace_head(drawn, drawn.head[:40])
+    if kind == "dspark":
+        shorter.arrays["markov_w2.weight"] = drawn.arrays["markov_w2.weight"][:40]
+    block, results = reference_block(shorter), run(replace_head(drawn, drawn.head[:40]))
+    if kind == "dspark":
+        check_markov(shorter, block, results)
+    elif kind == "dflash2":
+        check_selector(shorter, block, results)
+    else:
+        check_top(results["top"], block.logits)
+
+
+def replace_head(drawn: Drawn, head: np.ndarray) -> Drawn:
+    """The same drafter with another output head."""
+    return Drawn(drawn.config, dict(drawn.arrays), drawn.embeddings, head, drawn.features)
+
+
 def test_a_chain_needs_no_candidates() -> None:
     """With one token a slot nothing is computed for trees, and nothing changes."""
     drawn = Drawn.from_seed(DSPARK, 5, 11)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import Any
 
 from pyggml_spec._native import ffi, lib
 from pyggml_spec.errors import DeviceError, FatalDeviceError, OptionError
 from pyggml_spec.ggml.context import Context
+from pyggml_spec.ggml.tensor import Tensor
 
 _FAILURES_OF_A_DEAD_DEVICE = 2  # the second one is the rebuild after the first
 
@@ -117,7 +119,7 @@ class Backend:
                 "close the engine, see `pyggml-spec doctor`, and load it again in a new process"
             )
 
-    def compute(self, graph_ptr) -> None:
+    def compute(self, graph_ptr: Any) -> None:
         """Run a graph to its end; the GIL is released meanwhile.
 
         Raises:
@@ -134,7 +136,7 @@ class Backend:
         text = ffi.string(lib.ggml_status_to_string(status)).decode()
         raise DeviceError(f"device '{self.device.name}' failed in the middle of a graph ({text})")
 
-    def supports(self, tensor) -> bool:
+    def supports(self, tensor: Tensor) -> bool:
         """Whether the device has a kernel for this graph node."""
         return bool(lib.ggml_backend_supports_op(self.ptr, tensor.ptr))
 
@@ -150,7 +152,7 @@ class Backend:
     def __enter__(self) -> Backend:
         return self
 
-    def __exit__(self, *exc) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     def __del__(self) -> None:
@@ -161,7 +163,7 @@ class Backend:
 class Buffer:
     """Device memory of a context's tensors."""
 
-    def __init__(self, ptr) -> None:
+    def __init__(self, ptr: Any) -> None:
         self.ptr = ptr
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from pyggml_spec._native import ffi, lib
 from pyggml_spec.errors import DeviceError, ShapeError
@@ -45,7 +46,7 @@ class Context:
             raise ShapeError("the context is full of tensors: its creator planned for fewer graph nodes")
         self._n_free -= 1
 
-    def live(self):
+    def live(self) -> Any:
         """The C pointer of an open context."""
         if self.ptr == ffi.NULL:
             raise ShapeError("this context was closed; its tensors cannot be used any more")
@@ -60,7 +61,7 @@ class Context:
     def __enter__(self) -> Context:
         return self
 
-    def __exit__(self, *exc) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     def __del__(self) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from pyggml_spec._native import ffi, lib
 from pyggml_spec.errors import DeviceError, ShapeError
 from pyggml_spec.ggml.backend import Backend
 from pyggml_spec.ggml.context import Context
 from pyggml_spec.ggml.tensor import Tensor
+from pyggml_spec.ggml.types import TensorType
 
 
 class GraphArena:
@@ -24,7 +28,7 @@ class GraphArena:
         if self._allocator == ffi.NULL:
             raise DeviceError(f"device '{backend.device.name}' has no graph allocator")
 
-    def place(self, graph_ptr) -> int:
+    def place(self, graph_ptr: Any) -> int:
         """Give every tensor of the graph its address; returns the generation it belongs to."""
         placed = lib.ggml_gallocr_reserve(self._allocator, graph_ptr)
         if not (placed and lib.ggml_gallocr_alloc_graph(self._allocator, graph_ptr)):
@@ -63,7 +67,7 @@ class Graph:
     def n_nodes(self) -> int:
         return lib.ggml_graph_n_nodes(self.ptr)
 
-    def input(self, type_, ne, name: str) -> Tensor:
+    def input(self, type_: TensorType, ne: Sequence[int], name: str) -> Tensor:
         """A tensor to upload before EVERY run: its memory is scratch again after its last use."""
         tensor = self.context.new_tensor(type_, ne, name)
         lib.ggml_set_input(tensor.ptr)

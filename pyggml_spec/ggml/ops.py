@@ -6,6 +6,7 @@ Each function takes tensors of one context and returns the new node. Shapes are 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from pyggml_spec._native import ffi, lib
 from pyggml_spec.errors import ShapeError
@@ -14,7 +15,7 @@ from pyggml_spec.ggml.tensor import Tensor, require_f32, require_i32, require_ty
 from pyggml_spec.ggml.types import F16, F32, I32, Q8_0
 
 
-def _node(context: Context, ptr) -> Tensor:
+def _node(context: Context, ptr: Any) -> Tensor:
     return Tensor(context, ptr)
 
 
@@ -49,7 +50,7 @@ def weight_rows(context: Context, weight: Tensor, first: int, n: int) -> Tensor 
     return view(context, weight, [weight.ne[0], n], [weight.nb[1]], first * weight.nb[1])
 
 
-def _elementwise(call, name: str, context: Context, a: Tensor, b: Tensor) -> Tensor:
+def _elementwise(call: Any, name: str, context: Context, a: Tensor, b: Tensor) -> Tensor:
     require_f32(a, f"the left operand of {name}")
     require_f32(b, f"the right operand of {name}")
     fits = all(n % m == 0 for n, m in zip(a.ne, b.ne, strict=True))

@@ -5,6 +5,8 @@ Shapes are ne, fastest first. What changes per call (schedule, nodes, cells) is 
 
 from __future__ import annotations
 
+from typing import Any
+
 from pyggml_spec._native import ffi, lib
 from pyggml_spec.errors import ShapeError
 from pyggml_spec.ggml.context import Context
@@ -18,7 +20,7 @@ BANK_U_EXTRA = 4  # floats after the deltas of a bank_u row
 TOP_K_MAX = 16
 
 
-def _refuse(fault) -> None:
+def _refuse(fault: Any) -> None:
     if fault != ffi.NULL:
         raise ShapeError(ffi.string(fault).decode())
 

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 
 from pyggml_spec._native import ffi, lib
 from pyggml_spec.errors import ShapeError
 from pyggml_spec.ggml.types import F32, I32, TensorType, type_by_number
 
-_NUMPY_TYPES = {"f32": np.dtype(np.float32), "f16": np.dtype(np.float16), "i32": np.dtype(np.int32)}
+if TYPE_CHECKING:
+    from pyggml_spec.ggml.context import Context
+
+_NUMPY_TYPES: dict[str, np.dtype[Any]] = {
+    "f32": np.dtype(np.float32),
+    "f16": np.dtype(np.float16),
+    "i32": np.dtype(np.int32),
+}
 
 
 class Tensor:
@@ -19,7 +28,7 @@ class Tensor:
 
     __slots__ = ("_has_memory", "_shape", "context", "ne", "ptr", "type")
 
-    def __init__(self, context, ptr) -> None:
+    def __init__(self, context: Context, ptr: Any) -> None:
         self.context = context
         self.ptr = ptr
         ne = ptr.ne
@@ -151,7 +160,7 @@ class Tensor:
         self._shape = self.ne[:n_dims][::-1]
         return self._shape
 
-    def _numpy_type(self) -> np.dtype:
+    def _numpy_type(self) -> np.dtype[Any]:
         try:
             return _NUMPY_TYPES[self.type.name]
         except KeyError:

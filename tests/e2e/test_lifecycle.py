@@ -29,9 +29,9 @@ N_CTX = 512
 
 
 @pytest.fixture(scope="module")
-def shared() -> Iterator[Engine]:
-    """The embedded pair with two slots."""
-    with Engine.load(n_ctx=N_CTX, n_threads=1, n_parallel=2) as engine:
+def shared(device: str) -> Iterator[Engine]:
+    """The embedded pair with two slots; exact where prompts and drafts are not computed alike otherwise."""
+    with Engine.load(n_ctx=N_CTX, n_threads=1, n_parallel=2, device=device, exact=device != "CPU") as engine:
         yield engine
 
 
@@ -284,6 +284,8 @@ def test_the_drafter_knows_what_a_fresh_one_knows(small: Engine, mode: str) -> N
 @pytest.fixture
 def faulty(small: Engine) -> Iterator[FailingDevice]:
     """The engine's CPU, able to fail; healthy again afterwards."""
+    if small.target.backend.device.kind != "cpu":
+        pytest.skip("only a CPU can be stopped in the middle of a graph")
     with FailingDevice(small).connected() as faulty:
         yield faulty
     small.target.backend._n_failures = 0
@@ -441,9 +443,9 @@ def resident_mb() -> float:
 
 
 @pytest.fixture
-def parkable() -> Iterator[Engine]:
+def parkable(device: str) -> Iterator[Engine]:
     """An engine of its own."""
-    with Engine.load(n_ctx=256, n_threads=1, n_parallel=2) as engine:
+    with Engine.load(n_ctx=256, n_threads=1, n_parallel=2, device=device, exact=device != "CPU") as engine:
         yield engine
 
 
@@ -455,7 +457,7 @@ def test_parking_frees_memory_and_unparking_restores_everything(parkable: Engine
     for _ in range(10):
         in_use.append(resident_mb())
         parkable.park()
-        assert resident_mb() < in_use[-1] - 15  # weights alone are 20 MB
+        assert resident_mb() < in_use[-1] - 15 or parkable.describe()["device_kind"] != "cpu"  # weights: 20 MB
         assert parkable.describe()["parked"]
         assert parkable.describe()["memory"]["weights"] == 0
         with pytest.raises(OptionError, match="parked: call unpark"):

@@ -65,6 +65,13 @@ class AcceptanceModel:
             if parent in path and not (seen.cut and parent == last):
                 self._count(kinds[node], int(seen.depths[node]), node in path)
 
+    def forget(self) -> None:
+        """Trust what was seen so far half as much: it may not hold for what comes next."""
+        self._trials = [_fade(value, _PRIOR) for value in self._trials]
+        self._hits = [_fade(value, _PRIOR * centre) for value, centre in zip(self._hits, _CENTRES, strict=True)]
+        self._expected_at = [_fade(value, _DEPTH_PRIOR) for value in self._expected_at]
+        self._hits_at = [_fade(value, _DEPTH_PRIOR) for value in self._hits_at]
+
     def _count(self, kind: int, depth: int, is_hit: bool) -> None:
         while depth > len(self._hits_at):
             self._hits_at.append(_DEPTH_PRIOR)
@@ -74,6 +81,10 @@ class AcceptanceModel:
         self._hits_at[depth - 1] = _DEPTH_MEMORY * self._hits_at[depth - 1] + is_hit
         self._trials[kind] = _MEMORY * self._trials[kind] + 1
         self._hits[kind] = _MEMORY * self._hits[kind] + is_hit
+
+
+def _fade(value: float, prior: float) -> float:
+    return 0.5 * (value + prior)
 
 
 def _kinds(

@@ -21,9 +21,10 @@ WHY_OFF = "drafting took more time than it saved lately"
 WHY_MEASURING = "plain rounds are timed now and then, for comparison"
 
 _FIRST_CREDIT, _TRIAL_CREDIT, _MOST_CREDIT = 4.0, 1.0, 8.0  # plain tokens
-_FIRST_PAUSE, _LONGEST_PAUSE = 16, 128  # plain rounds between trials
+_FIRST_PAUSE, _LONGEST_PAUSE = 16, 64  # plain rounds between trials
 _N_EARLY = 3  # plain rounds timed at the beginning, one after every _EARLY_GAP drafting ones
 _EARLY_GAP, _GAP = 2, 64
+_FIRST_WIDTH = 4  # before anything was timed
 _MEMORY = 0.98  # weight that a round keeps at the next one
 _EVERY_WIDTH_TO = 8  # above it only some widths are used, as each needs a graph and measurements
 _STEPS = 4  # widths per doubling there
@@ -54,17 +55,17 @@ class CostPolicy:
     def choose_width(
         self, logprobs: NDArray[np.float32], parents: NDArray[np.int32], confidence: NDArray[np.float32] | None
     ) -> int:
-        """The width of the highest value; every node until a verify was timed."""
+        """The width of the highest value; some moderate one until a verify was timed."""
         n_nodes = len(logprobs)
         rate = self._rate()
         if n_nodes == 1 or rate is None:
-            return n_nodes
+            return min(n_nodes, _FIRST_WIDTH)
         expected = self._acceptance.expected_tokens(logprobs, parents, confidence)
         best, most = n_nodes, -np.inf
         for width in _candidates(n_nodes):
             ms = self._times.hoped(width)
             if ms is None:
-                return n_nodes
+                return min(n_nodes, _FIRST_WIDTH)
             value = expected[width - 1] - rate * ms
             if value > most:
                 best, most = width, value
@@ -108,6 +109,7 @@ class CostPolicy:
             self._plain_left = self._pause
             self._pause = min(2 * self._pause, _LONGEST_PAUSE)
             self._credit = _TRIAL_CREDIT
+            self._acceptance.forget()
         elif self._credit >= _FIRST_CREDIT:
             self._pause = _FIRST_PAUSE
 

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from math import exp
 
-_N_MEDIAN = 5  # the first samples are averaged by their median
+_N_EARLY = 8  # samples of which the lower quartile is taken; later ones move the estimate by steps
 _CLIP = 0.3  # the most a later sample counts for, relative to the estimate
-_STEP, _SHARED_STEP = 0.1, 0.05
+_STEP_UP, _STEP_DOWN = 0.05, 0.15  # other work makes calls slower, never faster
+_SHARED = 0.5  # part of a step that all widths take together
 _REFRESH = 32  # observations for which interpolated times are kept
+_FADING = 512.0  # observations in which the estimate of an unused width falls by the factor e
 
 
 class TypicalTime:
-    """One running estimate in milliseconds; the first sample, which may have built a graph, is left out."""
+    """A running estimate in milliseconds of what a call takes when nothing disturbs it.
+
+    The first sample, which may have built a graph, is left out.
+    """
 
     def __init__(self) -> None:
         self.n_samples = 0
@@ -19,23 +25,26 @@ class TypicalTime:
         self._early: list[float] = []
 
     def observe(self, ms: float) -> float:
-        """Take a sample in and return its clipped relative error, 0 while the estimate is young."""
+        """Take a sample in and return the relative step that the estimate should take, 0 while it is young."""
         self.n_samples += 1
         if self.n_samples == 1:
             return 0.0
-        if self.value is None or self.n_samples <= _N_MEDIAN + 1:
+        if self.value is None or self.n_samples <= _N_EARLY + 1:
             insort(self._early, max(ms, 1e-6))
-            self.value = self._early[(len(self._early) - 1) // 2]  # the lower one: noise makes things slow, not fast
+            self.value = self._early[(len(self._early) - 1) // 4]
             return 0.0
         error = min(max(ms / self.value - 1, -_CLIP), _CLIP)
-        self.value *= 1 + _STEP * error
-        return error
+        step = error * (_STEP_UP if error > 0 else _STEP_DOWN)
+        self.value *= 1 + step
+        return step
 
 
 class WidthTimes:
     """Milliseconds of a verify by its width, whatever the shape of the curve.
 
     Widths share a level: what makes one slower (a longer context, a busier machine) is expected of the others too.
+    What is hoped of a width that was not used for long gets better and better, so that no bad luck with its first
+    samples excludes it for ever.
     """
 
     def __init__(self) -> None:
@@ -44,6 +53,7 @@ class WidthTimes:
         self._level = 1.0
         self._guesses: dict[int, float] = {}
         self._n_observed = 0
+        self._last_used: dict[int, int] = {}
 
     def n_samples(self, width: int) -> int:
         """Samples of this width, the first one included."""
@@ -54,9 +64,9 @@ class WidthTimes:
         """Take in the time of one verify."""
         each = self._each.setdefault(width, TypicalTime())
         was_known = each.value is not None
-        error = each.observe(ms / self._level)
-        self._level *= 1 + _SHARED_STEP * error
+        self._level *= 1 + _SHARED * each.observe(ms / self._level)
         self._n_observed += 1
+        self._last_used[width] = self._n_observed
         if each.value is not None and not was_known:
             insort(self._known, width)
             self._guesses.clear()
@@ -69,11 +79,15 @@ class WidthTimes:
         return None if each is None or each.value is None else each.value * self._level
 
     def hoped(self, width: int) -> float | None:
-        """The estimate; for a width not measured yet, half-way between what its neighbours suggest and the time of the
-        narrower one, as times may grow by steps: a width that may be a bargain is tried. None when nothing is known."""
+        """The estimate, faded; None when nothing is known.
+
+        For a width not measured yet it lies half-way between what its neighbours suggest and the time of the narrower
+        one: times may grow by steps, and a width that may be a bargain shall be tried.
+        """
         each = self._each.get(width)
         if each is not None and each.value is not None:
-            return each.value * self._level
+            unused = self._n_observed - self._last_used[width]
+            return each.value * self._level * (1.0 if unused < 32 else exp(-unused / _FADING))
         if not self._known:
             return None
         if width not in self._guesses:

@@ -99,6 +99,7 @@ def test_prompt_longer_than_the_context_is_refused(small: Engine) -> None:
         ({"budget": 32, "spec": "tree"}, "at most 31"),
         ({"draft_max": 8}, "at most 7"),
         ({"spec": "fast"}, "spec"),
+        ({"policy": "best"}, "fixed, ema, cost"),
         ({"stop": ""}, "stop"),
     ],
 )

@@ -54,6 +54,16 @@ def test_short_drafts_change_no_token(
         assert greedy(engine, prompts[i], spec="chain", draft_max=n_draft) == plain[i], prompts[i]
 
 
+@pytest.mark.parametrize("spec", ["auto", "chain", "tree"])
+@pytest.mark.parametrize("policy", ["cost", "ema"])
+def test_policies_change_no_token(
+    engine: Engine, prompts: list[str], plain: list[list[int]], spec: str, policy: str
+) -> None:
+    """However rounds are cut; what a policy learns from one prompt goes into the next."""
+    for i in range(len(spec), len(prompts), 7):
+        assert greedy(engine, prompts[i], spec=spec, policy=policy) == plain[i], prompts[i]
+
+
 @pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
 def test_smaller_caches_change_no_token(prompts: list[str], kv_type: str, device: str) -> None:
     """A cell holds the same bits whoever wrote it."""

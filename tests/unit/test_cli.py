@@ -217,14 +217,14 @@ def test_options_arrive_at_the_engine(engine: FakeEngine) -> None:
     """Every flag reaches the engine under the engine's own name."""
     flags = "-n 7 --temp 0.5 --top-k 40 --top-p 0.9 --min-p 0.05 --repeat-penalty 1.1 --presence-penalty 0.2"
     flags += (
-        " --frequency-penalty 0.3 --repeat-last-n 32 -s 42 --stop END --stop FIN --ignore-eos --spec chain --draft 4"
+        " --frequency-penalty 0.3 --repeat-last-n 32 -s 42 --stop END --stop FIN --ignore-eos --spec chain --draft 4 --policy ema"
     )
     invoke("run", "-p", "x", *flags.split())
 
     expected = {
         **{"max_tokens": 7, "temperature": 0.5, "top_k": 40, "top_p": 0.9, "min_p": 0.05, "repeat_penalty": 1.1},
         **{"presence_penalty": 0.2, "frequency_penalty": 0.3, "penalty_last_n": 32, "seed": 42, "stop": ("END", "FIN")},
-        **{"ignore_eos": True, "spec": "chain", "draft_max": 4, "logprobs": 0},
+        **{"ignore_eos": True, "spec": "chain", "draft_max": 4, "logprobs": 0, "policy": "ema"},
     }
     assert {name: engine.asked[name] for name in expected} == expected
 

@@ -269,6 +269,7 @@ class Engine:
                 "drafter_weights": 0 if self.drafter is None else self.drafter.weights.n_bytes,
                 "drafter_kv_cache": 0 if self.drafter is None else self.drafter.state.kv.n_bytes,
                 "scratch": self.target.arena.n_bytes,
+                "prefix_cache": self.prefixes.n_bytes,
             },
         }
 

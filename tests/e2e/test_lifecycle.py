@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyggml_spec import ContextLimitError, DeviceError, Engine, FatalDeviceError, OptionError
+from pyggml_spec import ContextLimitError, DeviceError, Engine, FatalDeviceError, OptionError, assets
 from pyggml_spec.decode.round import SpecOptions
 from pyggml_spec.decode.session import Session
 from pyggml_spec.errors import ShapeError
@@ -19,6 +19,7 @@ from pyggml_spec.ggml import Backend
 from pyggml_spec.tree.build import TreeOptions
 from pyggml_spec.tree.draft_tree import DraftTree
 
+from .conftest import DATA
 from .faults import FailingDevice, Interrupter
 
 pytestmark = pytest.mark.native
@@ -147,6 +148,22 @@ def test_the_same_prompt_twice(small: Engine, mode: str) -> None:
     assert again == tokens == fresh(small, ids, 24)[0]
     for name in ("rounds", "offered", "accepted", "accepted_per_depth"):
         assert again_stats[name] == stats[name], name
+
+
+@pytest.mark.parametrize("kind", ["dspark", "dflash2"])
+def test_every_kind_of_drafter_comes_back(kind: str) -> None:
+    """Heads keep nothing from block to block: the context is all, so acceptance is that of the first request."""
+    drafter = DATA / f"minnow-{kind}-q8_0.gguf"
+    with Engine.load(assets.embedded_target_path(), drafter, n_ctx=256, n_threads=1) as engine:
+        ids = engine.tokenizer.encode(PROMPT)
+        for mode in ("chain", "tree"):
+            engine.prefixes.clear()
+            runs = [request(engine, ids, 40, mode) for _ in range(2)]
+
+            assert runs[1][1]["prompt_tokens_cached"] == len(ids) - 1
+            assert runs[1][0] == runs[0][0]
+            assert runs[1][1]["accepted_per_depth"] == runs[0][1]["accepted_per_depth"]
+            assert runs[0][1]["accepted"]
 
 
 def test_a_conversation_through_stateless_requests(small: Engine) -> None:

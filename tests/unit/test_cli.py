@@ -125,6 +125,7 @@ def invoke(*arguments: str, input: str | bytes | None = None) -> Result:
         (["run", "-p", "x", "--logprobs", "2"], 2, "give --json too"),
         (["run", "-p", "x", "--json", "--display-prompt"], 2, "leave --display-prompt out"),
         (["run", "-p", "x", "--spec", "off", "--draft-max", "3"], 2, "leave --draft-max out"),
+        (["run", "-p", "x", "--spec", "off", "--policy", "cost"], 2, "leave --policy out"),
         (["run", "-p", "x", "-n", "many"], 2, "'many' is not a valid integer range"),
         (["run", "-p", "x", "-n", "-2"], 2, "-2 is not in the range x>=-1"),
         (["run", "-p", "x", "-c", "-1"], 2, "-1 is not in the range x>=0"),

@@ -29,6 +29,8 @@ def read_block(
     """The block of any drafter; `results` as DrafterGraph names them, `draft_to_target` (n_rows,) or None."""
     if "chain" in results:
         block = _markov_block(results, draft_to_target)
+    elif "pairs" in results and top_k == 1:
+        block = _selector_chain(results, draft_to_target)
     elif "pairs" in results:
         block = _selector_block(results, anchor_id, top_k, draft_to_target)
     else:
@@ -125,6 +127,24 @@ def _mass_outside(logprobs: Values) -> Values:
     return np.maximum(1 - np.exp(logprobs).sum(axis=1), 0)
 
 
+def _selector_chain(results: Mapping[str, NDArray[np.int32]], draft_to_target: Ids | None) -> DraftBlock:
+    """The greedy path alone: only the rows of pair scores that it goes through are looked at."""
+    candidates, unconditioned = split_top(results["top"])
+    n, k = candidates.shape
+    pairs, logprobs = results["pairs"].tolist(), unconditioned.tolist()
+    path, rows, at = [], [], 0
+    for slot in range(n):
+        row = [u + p for u, p in zip(logprobs[slot], pairs[at], strict=True)]
+        best = row.index(max(row))
+        at = 1 + slot * k + best
+        path.append(best)
+        rows.append(row)
+    chosen = _normalised(np.array(rows, np.float32)[:, None], _mass_outside(unconditioned))[:, 0]
+    slots = np.arange(n)
+    ids, values = candidates[slots, path][:, None], chosen[slots, path][:, None]
+    return DraftBlock(_target_ids(ids, draft_to_target), values)
+
+
 def _selector_block(
     results: Mapping[str, NDArray[np.int32]], anchor_id: int, top_k: int, draft_to_target: Ids | None
 ) -> DraftBlock:
@@ -138,8 +158,7 @@ def _selector_block(
     rows = best_successors(logprobs)
     order = np.argsort(-logprobs[np.arange(n), rows], axis=1, kind="stable")[:, :top_k]
     path = np.take_along_axis(logprobs[np.arange(n), rows], order, axis=1)
-    source = PairSource(ids, before, logprobs) if top_k > 1 else None
-    return DraftBlock(np.take_along_axis(ids, order, axis=1), path, None, source)
+    return DraftBlock(np.take_along_axis(ids, order, axis=1), path, None, PairSource(ids, before, logprobs))
 
 
 def best_successors(scores: Values) -> list[int]:

@@ -36,7 +36,9 @@ Blocks = list[tuple[dict[str, Any], DraftBlock]]
 
 def f32_engine_of(kind: str, target: Path, folder: Path) -> Engine:
     """The f32 target with a drafter straight from its checkpoint."""
-    drafter = write_f32_drafter(DATA / f"minnow-{kind}", FILES[kind], folder / f"minnow-{kind}-f32.gguf")
+    drafter = folder / f"minnow-{kind}-f32.gguf"
+    if not drafter.exists():  # an engine keeps its files mapped: they must not be written again
+        write_f32_drafter(DATA / f"minnow-{kind}", FILES[kind], drafter)
     return load(target, drafter)
 
 
@@ -216,7 +218,10 @@ def test_shorter_drafts_are_the_beginning_of_longer_ones(
 def test_the_gate_shortens_unsure_chains(dspark: Engine, prompts: list[str]) -> None:
     """A higher threshold offers less, accepts a larger share of it, and changes no token."""
     plain = dspark.generate(prompts[1], max_tokens=96, ignore_eos=True, spec="off")
-    runs = [dspark.generate(prompts[1], max_tokens=96, ignore_eos=True, confidence=c) for c in (0.0, 0.5, 0.8)]
+    runs = [
+        dspark.generate(prompts[1], max_tokens=96, ignore_eos=True, spec="chain", confidence=threshold)
+        for threshold in (0.0, 0.5, 0.8)
+    ]
     offered = [run.stats["offered"] / run.stats["rounds"] for run in runs]
 
     assert all(run.tokens == plain.tokens for run in runs)
@@ -238,7 +243,7 @@ def test_the_drafters_cache_has_a_type_of_its_own(kind: str, prompts: list[str])
         caches = {"kv_type_k": target_type, "kv_type_v": target_type, "kv_type_draft_v": draft_type}
         with load(assets.embedded_target_path(), FILES[kind], **caches, kv_type_draft_k=draft_type) as engine:
             types = {tensor.type.name for tensor in (*engine.drafter.state.kv.k, *engine.drafter.state.kv.v)}
-            runs = [engine.generate(text, max_tokens=96, ignore_eos=True) for text in prompts[4::8]]
+            runs = [engine.generate(text, max_tokens=96, ignore_eos=True, spec="chain") for text in prompts[4::8]]
             plain = [engine.generate(text, max_tokens=96, ignore_eos=True, spec="off") for text in prompts[4::8]]
         accepted[draft_type] = sum(run.stats["accepted"] for run in runs) / sum(run.stats["rounds"] for run in runs)
 
@@ -326,10 +331,10 @@ def test_a_parked_drafter_comes_back(
     engine = request.getfixturevalue(name)
     if name == "stepped":
         monkeypatch.setattr(dspark_models, "why_not_fused", lambda backend, weights: "a test")
-    before, run = first_blocks(engine, golden[:2], top_k=3), engine.generate(prompts[7], max_tokens=48)
+    before, run = first_blocks(engine, golden[:2], top_k=3), engine.generate(prompts[7], max_tokens=48, spec="chain")
     engine.park()
     engine.unpark()
-    after, again = first_blocks(engine, golden[:2], top_k=3), engine.generate(prompts[7], max_tokens=48)
+    after, again = first_blocks(engine, golden[:2], top_k=3), engine.generate(prompts[7], max_tokens=48, spec="chain")
 
     assert [block.ids.tolist() for _, block in after] == [block.ids.tolist() for _, block in before]
     assert again.tokens == run.tokens and again.stats["accepted"] == run.stats["accepted"]
@@ -341,7 +346,7 @@ def test_rotated_keys_draft_as_well(prompts: list[str]) -> None:
     for rotates in (False, True):
         caches = {"kv_type_draft_k": "q8_0", "kv_type_draft_v": "q8_0", "rotate_draft_keys": rotates}
         with load(assets.embedded_target_path(), FILES["dflash2"], **caches) as engine:
-            runs = [engine.generate(text, max_tokens=96, ignore_eos=True) for text in prompts[4::8]]
+            runs = [engine.generate(text, max_tokens=96, ignore_eos=True, spec="chain") for text in prompts[4::8]]
         accepted.append(sum(run.stats["accepted"] for run in runs) / sum(run.stats["rounds"] for run in runs))
 
     assert abs(accepted[0] - accepted[1]) < 0.05 * accepted[0]
@@ -376,7 +381,7 @@ def test_an_anchor_the_drafter_does_not_know_is_a_plain_round(
     """Ids beyond the codebooks' rows only pad the target's vocabulary; should one be generated, nothing is drafted."""
     plain = dflash2.generate(prompts[9], max_tokens=40, ignore_eos=True, spec="off")
     monkeypatch.setattr(dflash2.drafter, "n_anchor_ids", 300)
-    run = dflash2.generate(prompts[9], max_tokens=40, ignore_eos=True)
+    run = dflash2.generate(prompts[9], max_tokens=40, ignore_eos=True, spec="chain")
 
     assert run.tokens == plain.tokens
     assert run.stats["plain_rounds"] > 0 and "the drafter proposed nothing" in run.stats["spec"]["why"]

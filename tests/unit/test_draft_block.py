@@ -123,6 +123,16 @@ def test_selector_path_takes_the_best_successor_each_time() -> None:
         assert (np.diff(block.logprobs, axis=1) <= 0).all()
 
 
+def test_a_selector_chain_is_the_first_column_of_its_tree() -> None:
+    """The short way to the path: same tokens, same log-probabilities."""
+    for seed in range(20):
+        results, _, _ = selector_results(np.random.default_rng(seed), 80, K)
+        chain, tree = (read_block(results, ANCHOR, k, np.arange(80, dtype=np.int32) * 3) for k in (1, TOP))
+
+        assert chain.ids.tolist() == tree.ids[:, :1].tolist() and chain.source is None
+        assert np.abs(chain.logprobs - tree.logprobs[:, :1]).max() < 1e-6
+
+
 def test_selector_source_is_conditioned_on_the_parent() -> None:
     """Differences between candidates are those of the scores; the mass is one minus what lies outside."""
     results, ids, scores = selector_results(np.random.default_rng(6), 80, K)

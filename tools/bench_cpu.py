@@ -188,7 +188,7 @@ def main(
         prompts = [engine.tokenizer.encode(text) for text in texts[:: max(1, len(texts) // n_prompts)][:n_prompts]]
         contenders: dict[str, Callable[[], float]] = {
             f"ours {spec}": lambda spec=spec: tokens_per_second(engine, spec, prompts, tokens)[0]
-            for spec in ("off", "chain", "tree")
+            for spec in ("off", "auto", "chain", "tree")
         }
         if with_llama:
             options = {"n_threads": threads, "n_ctx": 1024, "kv_type": "f16"}
@@ -211,10 +211,13 @@ def main(
         "machine": f"{platform.machine()}, {threads} threads",
         "tok_s": {name: round(statistics.median(values), 1) for name, values in rates.items()},
         "ratios": {
+            "auto / off": ratio(rates, "ours auto", "ours off"),
             "chain / off": ratio(rates, "ours chain", "ours off"),
             "tree / off": ratio(rates, "ours tree", "ours off"),
             "off / llama.cpp off": ratio(rates, "ours off", "llama.cpp off"),
             "chain / llama.cpp off": ratio(rates, "ours chain", "llama.cpp off"),
+            "auto / llama.cpp off": ratio(rates, "ours auto", "llama.cpp off"),
+            "auto / llama.cpp draft": ratio(rates, "ours auto", "llama.cpp draft"),
             "chain / llama.cpp draft": ratio(rates, "ours chain", "llama.cpp draft"),
             "llama.cpp draft / off": ratio(rates, "llama.cpp draft", "llama.cpp off"),
         },

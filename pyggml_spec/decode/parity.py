@@ -70,7 +70,7 @@ def compare_runs(plain: Sequence[TokenLogprob], speculative: Sequence[TokenLogpr
 
 def _greedy(engine: Engine, token_ids: Sequence[int], spec: SpecOptions, max_tokens: int) -> list[TokenLogprob]:
     session = engine.open_session()
-    session.prefixes = None  # what another run computed is no evidence
+    session.caches.prefixes = None  # what another run computed is no evidence
     try:
         emissions = session.generate(token_ids, SamplingParams(logprobs=2), spec=spec, max_tokens=max_tokens)
         return [entry for emission in emissions for entry in emission.logprobs]

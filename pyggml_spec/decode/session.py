@@ -1,16 +1,13 @@
 """A session: the committed tokens of one conversation, and generation that continues them.
 
-`tokens` are all committed tokens; the last one is the anchor, which no cache holds yet, so `target.length` is
-len(tokens) - 1 between calls. Whatever interrupts a call, the next one brings the caches back to that state: it
-prefills what they lack, or everything when they are void. A call that the device failed is repeated once, on rebuilt
-caches; when the device fails again its error comes out.
+`tokens` are all committed tokens; the last one is the anchor, which no cache holds yet. A call that the device failed
+is repeated once, on rebuilt caches; when the device fails again its error comes out.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from inspect import GEN_RUNNING, GEN_SUSPENDED, getgeneratorstate
 from weakref import WeakSet
@@ -21,6 +18,7 @@ from pyggml_spec.decode.prefix_cache import PrefixCache, Snapshot
 from pyggml_spec.decode.protocols import DrafterSequence, TargetSequence
 from pyggml_spec.decode.round import RoundResult, RoundRunner, SpecOptions
 from pyggml_spec.decode.sampling import Sampler
+from pyggml_spec.decode.session_caches import CancelledError, OnChunk, SessionCaches
 from pyggml_spec.decode.stats import Stats
 from pyggml_spec.decode.stops import StopTracker, StreamDecoder
 from pyggml_spec.errors import ContextLimitError, DeviceError, FatalDeviceError, OptionError
@@ -36,10 +34,6 @@ class Emission:
     text: str
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: FinishReason | None = None  # set in the last emission of a generation
-
-
-class _CancelledError(Exception):
-    """Leaves a prefill between two chunks."""
 
 
 class Session:
@@ -70,14 +64,12 @@ class Session:
         self.n_vocab = n_vocab
         self.policy = FixedPolicy() if policy is None and policies is None else policy
         self.policies = PolicyShelf() if policies is None else policies
-        self.prefixes = prefixes
+        self.caches = SessionCaches(target, drafter, prefixes, clock)
         self.clock = clock
         self.tokens: list[int] = []
         self.stats = Stats()  # of the latest generation
         self.finish_reason: FinishReason | None = None  # of the latest generation; None while it runs
         self._cancelled = False
-        self._is_void = False  # set while caches and tokens are brought together, so that an interrupt leaves it set
-        self._runner: RoundRunner | None = None  # of the latest generation; it knows whether its last round was settled
         self._generations: WeakSet[Generator[Emission, None, None]] = WeakSet()
 
     def cancel(self) -> None:
@@ -88,7 +80,7 @@ class Session:
         """Forget the conversation."""
         self._refuse_running()
         self.tokens = []
-        self._empty_caches()
+        self.caches.reset()
         self.stats = Stats()
         self.finish_reason = None
 
@@ -100,7 +92,8 @@ class Session:
         """
         self._refuse_running()
         checked = _checked_ids(token_ids, self.n_vocab)
-        self._is_void |= self.tokens[: self.target.length] != checked[:-1][: self.target.length]
+        if self.tokens[: self.target.length] != checked[:-1][: self.target.length]:
+            self.caches.mark_void()
         self.tokens = checked
 
     def snapshot(self) -> Snapshot:
@@ -113,9 +106,9 @@ class Session:
             DeviceError: the caches are void: the last call failed or was interrupted; generate or reset first.
         """
         self._refuse_running()
-        if self._is_out_of_step():
+        if self.caches.is_out_of_step(self.tokens):
             raise DeviceError("the last call of this session was interrupted: generate or reset before a snapshot")
-        return self._snapshot(self.tokens)
+        return self.caches.snapshot(self.tokens)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Make the conversation and its caches what they were at the snapshot.
@@ -124,21 +117,13 @@ class Session:
             OptionError: a generation is running, or the engine was parked since; nothing has changed then.
         """
         self._refuse_running()
-        self._restore(snapshot)
+        self.caches.restore(snapshot)
         self.tokens = snapshot.token_ids.tolist()
+        self.caches.settle()
 
     def close(self) -> None:
         """Leave a snapshot with `prefixes` and give the caches back to the engine; safe to call twice."""
-        try:
-            if not self._are_caches_lost():
-                with suppress(DeviceError):  # a prefix is worth no error; the device will speak up when it is needed
-                    self._leave_prefix()
-        finally:
-            self._is_void = True
-            for sequence in (self.drafter, self.target):
-                close = getattr(sequence, "close", None)  # fakes have nothing to give back
-                if close is not None:
-                    close()
+        self.caches.close(self.tokens)
 
     def generate(
         self,
@@ -150,7 +135,7 @@ class Session:
         stop_strings: Sequence[str] = (),
         decoder: StreamDecoder | None = None,
         spec: SpecOptions | None = None,
-        on_prefill: Callable[[int, int], None] | None = None,
+        on_prefill: OnChunk | None = None,
         on_round: Callable[[RoundResult], None] | None = None,
     ) -> Iterator[Emission]:
         """Append `token_ids` and generate what follows, one emission per round.
@@ -182,22 +167,21 @@ class Session:
         runner: RoundRunner,
         tracker: StopTracker,
         max_tokens: int | None,
-        on_prefill: Callable[[int, int], None] | None,
+        on_prefill: OnChunk | None,
         on_round: Callable[[RoundResult], None],
     ) -> Generator[Emission, None, None]:
         self._begin(token_ids, runner)
         try:
-            self._prepare(on_prefill)
+            self.caches.synchronise(self.tokens, self.stats, self._watched(on_prefill))
             yield from self._rounds(runner, tracker, max_tokens, on_round)
-        except _CancelledError:
+        except CancelledError:
             yield Emission([], "", finish_reason="cancelled")
         finally:
             self.finish_reason = self.finish_reason or "cancelled"
 
     def _begin(self, token_ids: list[int], runner: RoundRunner) -> None:
         self._check_can_run(token_ids, n_allowed=1)  # again: another generation may have run since the call
-        self._is_void = self._are_caches_lost()
-        self._runner = runner
+        self.caches.begin(runner, self.tokens)
         self.finish_reason = None
         self.tokens.extend(token_ids)
         self.stats = Stats(runner.mode, None if self.drafter is None else self.drafter.kind)
@@ -234,7 +218,7 @@ class Session:
         except FatalDeviceError:
             raise
         except DeviceError:
-            self._rebuild(None)
+            self.caches.rebuild(self.tokens, self.stats, self._watched(None))
             return runner.run(self.tokens, n_left, tracker.feed)
 
     def _limit_reached(self, n_left: int | None) -> FinishReason | None:
@@ -262,117 +246,16 @@ class Session:
         if states.count(GEN_RUNNING) + states.count(GEN_SUSPENDED) > n_allowed:
             raise OptionError("a generation is still running in this session: exhaust or close its iterator first")
 
-    def _is_out_of_step(self) -> bool:
-        """Whether something interrupted this session while caches and tokens were not in agreement."""
-        is_unsettled = self._runner is not None and not self._runner.is_clean
-        is_ahead = self.target.length > max(len(self.tokens) - 1, 0)  # interrupted between commit and bookkeeping
-        return self._is_void or is_unsettled or is_ahead
+    def _watched(self, on_prefill: OnChunk | None) -> OnChunk:
+        """Report progress, and leave the prefill when the generation was cancelled."""
 
-    def _are_caches_lost(self) -> bool:
-        """The same, or the target lost them (a call failed half-way, the engine was parked)."""
-        return self._is_out_of_step() or bool(getattr(self.target, "is_void", False))
-
-    def _prepare(self, on_prefill: Callable[[int, int], None] | None) -> None:
-        """Bring the caches up to the token before the anchor."""
-        try:
-            self._synchronise(on_prefill)
-        except FatalDeviceError:
-            raise
-        except DeviceError:
-            self._rebuild(on_prefill)
-
-    def _rebuild(self, on_prefill: Callable[[int, int], None] | None) -> None:
-        """The same from nothing, after a call that failed half-way."""
-        self._is_void = True
-        self.stats.record_rebuild()
-        self._synchronise(on_prefill)
-
-    def _synchronise(self, on_prefill: Callable[[int, int], None] | None) -> None:
-        if self._are_caches_lost():
-            self._empty_caches()
-        self._find_prefix()
-        missing = self.tokens[self.target.length : -1]
-        if missing:
-            self._prefill(missing, on_prefill)
-
-    def _empty_caches(self) -> None:
-        self._is_void = True
-        self.target.reset()
-        if self.drafter is not None:
-            self.drafter.reset()
-        self._settle()
-
-    def _settle(self) -> None:
-        """Caches and tokens agree again."""
-        if self._runner is not None:
-            self._runner.is_clean = True
-        self._is_void = False
-
-    def _find_prefix(self) -> None:
-        """Start from a snapshot that holds more of the tokens than the caches do."""
-        found = None if self.prefixes is None else self.prefixes.find(self.tokens[:-1])
-        if found is not None and found.length > self.target.length:
-            self.stats.record_cached(found.length - self.target.length)
-            self._restore(found)
-
-    def _leave_prefix(self) -> None:
-        """Leave a snapshot of the caches with `prefixes`, unless it has one."""
-        held = self.tokens[: self.target.length]
-        if self.prefixes is not None and self.prefixes.wants(held):
-            self.prefixes.add(self._snapshot(held))
-
-    def _snapshot(self, token_ids: list[int]) -> Snapshot:
-        self._catch_up()
-        drafter = None if self.drafter is None else self.drafter.snapshot()
-        return Snapshot(np.array(token_ids, dtype=np.int32), self.target.snapshot(), drafter)
-
-    def _restore(self, snapshot: Snapshot) -> None:
-        if self.drafter is not None and snapshot.drafter is None:
-            raise OptionError("this snapshot has no drafter context: it was taken in a session without the drafter")
-        was_void, self._is_void = self._is_void, True
-        try:
-            self.target.restore(snapshot.target)
-        except OptionError:  # refused: nothing was touched
-            self._is_void = was_void
-            raise
-        if self.drafter is not None:
-            self.drafter.restore(snapshot.drafter)
-        self._settle()
-
-    def _prefill(self, missing: list[int], on_prefill: Callable[[int, int], None] | None) -> None:
-        held_before, n_missing, started = self.target.length, len(missing), self.clock()
-
-        def on_chunk(_: int) -> None:
-            self._catch_up()
+        def on_chunk(n_done: int, n_total: int) -> None:
             if on_prefill is not None:
-                on_prefill(self.target.length - held_before, n_missing)
+                on_prefill(n_done, n_total)
             if self._cancelled:
-                raise _CancelledError
+                raise CancelledError
 
-        self._is_void = True
-        try:
-            for length in self._stops(held_before + n_missing):
-                self.target.prefill(self.tokens[self.target.length : length], on_chunk)
-                self._leave_prefix()
-            self._is_void = False
-        except _CancelledError:
-            self._is_void = False
-            raise
-        finally:
-            n_done = max(self.target.length - held_before, 0)
-            self.stats.record_prefill(n_done, (self.clock() - started) * 1e3)
-
-    def _stops(self, n_tokens: int) -> list[int]:
-        """Lengths at which a prefill up to n_tokens pauses for a snapshot; the last one is n_tokens."""
-        if self.prefixes is None:
-            return [n_tokens]
-        stops = self.prefixes.stops(self.tokens[:n_tokens], self.target.length)
-        return stops if stops and stops[-1] == n_tokens else [*stops, n_tokens]
-
-    def _catch_up(self) -> None:
-        drafter = self.drafter
-        if drafter is not None and self.target.length <= (getattr(drafter, "n_ctx", None) or self.target.n_ctx):
-            drafter.catch_up()
+        return on_chunk
 
 
 def _ignore(_: RoundResult) -> None:

@@ -57,7 +57,7 @@ def say(session: Session, ids: list[int], n_tokens: int, mode: str = "chain") ->
 def fresh(engine: Engine, ids: list[int], n_tokens: int) -> tuple[list[int], list[str]]:
     """The same from nothing: plain decoding in a session that knows no prefixes, and the state it ends in."""
     session = engine.open_session()
-    session.prefixes = None
+    session.caches.prefixes = None
     try:
         return say(session, ids, n_tokens, "off"), session.target.state_hashes()
     finally:
@@ -282,7 +282,7 @@ def test_the_drafter_knows_what_a_fresh_one_knows(small: Engine, mode: str) -> N
     for n_tokens in (7, 90, 150, 170):
         say(session, ids if not session.tokens else [], n_tokens, mode)
         other = small.open_session()
-        other.prefixes = None
+        other.caches.prefixes = None
         other.replace(session.tokens)
         say(other, [], 0)
         blocks = [s.drafter.draft(s.tokens[-1], n_draft=s.drafter.draft_horizon, top_k=4) for s in (session, other)]
@@ -390,7 +390,7 @@ def test_interrupts_at_any_line_leave_a_session_usable(small: Engine) -> None:
         say(session, ids, 8, "tree")
     for i, at in enumerate(np.linspace(1, counter.n_lines, 24).astype(int).tolist()):
         session.reset()
-        session.prefixes = small.prefixes if i % 2 else None
+        session.caches.prefixes = small.prefixes if i % 2 else None
         with pytest.raises(KeyboardInterrupt), Interrupter(at):
             say(session, ids, 8, "tree")
             raise KeyboardInterrupt  # the line count varies a little with what is cached
@@ -416,6 +416,28 @@ def test_interrupts_at_any_line_leave_an_engine_usable(small: Engine) -> None:
             request(small, ids, 12)
             raise KeyboardInterrupt
         assert request(small, ids, 12)[0] == wanted, f"interrupted at line {at}"
+
+
+def test_interrupts_at_any_line_of_a_restore(small: Engine) -> None:
+    """The session is then at one of the two places, and continues from it rightly."""
+    ids, others = small.tokenizer.encode(PROMPT), [7] * 60
+    ways = {tuple(way): fresh(small, way, 8)[0] for way in (ids, others)}
+    session = small.open_session()
+    session.replace(ids)
+    say(session, [], 0)
+    snapshot = session.snapshot()
+    with Interrupter() as counter:
+        session.restore(snapshot)
+    for at in range(1, counter.n_lines + 1, 3):
+        session.replace(others)
+        say(session, [], 0)
+        with pytest.raises(KeyboardInterrupt), Interrupter(at):
+            session.restore(snapshot)
+            raise KeyboardInterrupt
+        wanted = ways[tuple(session.tokens)]
+        assert say(session, [], 8) == wanted, f"interrupted at line {at}"
+    session.close()
+    snapshot.release()
 
 
 def test_sessions_dropped_without_closing_free_their_slots(small: Engine) -> None:

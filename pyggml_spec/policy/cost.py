@@ -10,6 +10,8 @@ follow, interrupted by short trials that become rarer the more of them fail.
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,6 +26,7 @@ _FIRST_CREDIT, _TRIAL_CREDIT, _MOST_CREDIT = 4.0, 1.0, 8.0  # plain tokens
 _FIRST_PAUSE, _LONGEST_PAUSE = 16, 64  # plain rounds between trials
 _N_EARLY = 3  # plain rounds timed at the beginning, one after every _EARLY_GAP drafting ones
 _EARLY_GAP, _GAP = 2, 64
+_TRY_GAP = 5  # rounds between two of unmeasured widths
 _FIRST_WIDTH = 4  # before anything was timed
 _MEMORY = 0.98  # weight that a round keeps at the next one
 _EVERY_WIDTH_TO = 8  # above it only some widths are used, as each needs a graph and measurements
@@ -42,6 +45,7 @@ class CostPolicy:
         self._pause = _FIRST_PAUSE  # length of the next run of plain rounds
         self._plain_left = 0
         self._n_since_plain = 0
+        self._n_since_try = 0  # rounds since the last one of a width that is not measured yet
 
     def plan(self, limits: DraftLimits) -> DraftPlan:
         """Draft as far as the limits allow, or a plain round; how much is verified is `choose_width`'s to say."""
@@ -61,11 +65,12 @@ class CostPolicy:
         if n_nodes == 1 or rate is None:
             return min(n_nodes, _FIRST_WIDTH)
         expected = self._acceptance.expected_tokens(logprobs, parents, confidence)
-        best, most = n_nodes, -np.inf
+        tries = self._n_since_try >= _TRY_GAP
+        best, most = min(n_nodes, _FIRST_WIDTH), -np.inf
         for width in _candidates(n_nodes):
-            ms = self._times.hoped(width)
+            ms = self._times.hoped(width, unmeasured=tries)
             if ms is None:
-                return min(n_nodes, _FIRST_WIDTH)
+                continue
             value = expected[width - 1] - rate * ms
             if value > most:
                 best, most = width, value
@@ -73,7 +78,9 @@ class CostPolicy:
 
     def observe(self, observation: RoundObservation) -> None:
         """Learn times, acceptance, and whether drafting pays."""
-        self._times.observe(observation.n_offered + 1, observation.verify_ms + observation.host_ms)
+        width = observation.n_offered + 1
+        self._times.observe(width, observation.verify_ms + observation.host_ms)
+        self._n_since_try = 0 if self._times.n_samples(width) <= 2 else self._n_since_try + 1
         if observation.drafted:
             self._draft.observe(observation.draft_ms)
             self._acceptance.observe(observation)
@@ -114,7 +121,8 @@ class CostPolicy:
             self._pause = _FIRST_PAUSE
 
 
-def _candidates(n_nodes: int) -> list[int]:
+@cache
+def _candidates(n_nodes: int) -> tuple[int, ...]:
     """Widths worth considering for so many nodes, ascending; the last one is all of them."""
     widths = list(range(1, min(n_nodes, _EVERY_WIDTH_TO) + 1))
     step = max(_EVERY_WIDTH_TO // _STEPS, 1)
@@ -122,4 +130,4 @@ def _candidates(n_nodes: int) -> list[int]:
         if widths[-1] >= 2 * _STEPS * step:
             step *= 2
         widths.append(min(widths[-1] + step, n_nodes))
-    return widths
+    return tuple(widths)

@@ -78,8 +78,8 @@ class WidthTimes:
         each = self._each.get(width)
         return None if each is None or each.value is None else each.value * self._level
 
-    def hoped(self, width: int) -> float | None:
-        """The estimate, faded; None when nothing is known.
+    def hoped(self, width: int, *, unmeasured: bool = True) -> float | None:
+        """The estimate, faded; None when nothing is known, or not enough of this width and `unmeasured` is False.
 
         For a width not measured yet it lies half-way between what its neighbours suggest and the time of the narrower
         one: times may grow by steps, and a width that may be a bargain shall be tried.
@@ -88,7 +88,7 @@ class WidthTimes:
         if each is not None and each.value is not None:
             unused = self._n_observed - self._last_used[width]
             return each.value * self._level * (1.0 if unused < 32 else exp(-unused / _FADING))
-        if not self._known:
+        if not self._known or not unmeasured:
             return None
         if width not in self._guesses:
             self._guesses[width] = self._guess(width)

@@ -218,7 +218,8 @@ def test_options_arrive_at_the_engine(engine: FakeEngine) -> None:
     """Every flag reaches the engine under the engine's own name."""
     flags = "-n 7 --temp 0.5 --top-k 40 --top-p 0.9 --min-p 0.05 --repeat-penalty 1.1 --presence-penalty 0.2"
     flags += (
-        " --frequency-penalty 0.3 --repeat-last-n 32 -s 42 --stop END --stop FIN --ignore-eos --spec chain --draft 4 --policy ema"
+        " --frequency-penalty 0.3 --repeat-last-n 32 -s 42 --stop END --stop FIN --ignore-eos --spec chain --draft 4"
+        " --policy ema"
     )
     invoke("run", "-p", "x", *flags.split())
 

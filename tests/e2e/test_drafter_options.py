@@ -56,7 +56,7 @@ def table(f32_files: tuple[Path, Path]) -> np.ndarray:
 
 @pytest.fixture
 def draft(
-    f32_files: tuple[Path, Path], golden: list[dict[str, Any]], table: np.ndarray, tmp_path: Path
+    f32_files: tuple[Path, Path], golden: list[dict[str, Any]], table: np.ndarray, tmp_path: Path, device: str
 ) -> Callable[..., Case]:
     """Write a drafter of a kind with other keys or tensors, and draft one block after a reference prompt."""
 
@@ -67,7 +67,7 @@ def draft(
         file = write_f32_drafter(DATA / f"minnow-{kind}", template, tmp_path / "d.gguf", keys=keys, tensors=tensors)
         arrays = drafter_arrays(DATA / f"minnow-{kind}") | (tensors or {})
         anchor, prompt = int(golden[4]["blocks"][kind]["anchor"]), golden[4]
-        with load(f32_files[0], file) as engine:
+        with load(f32_files[0], file, device=device) as engine:
             config, session = engine.drafter.config, engine.open_session()
             session.target.prefill(prompt["ids"])
             block = session.drafter.draft(anchor, n_draft=config.draft_horizon, top_k=5)

@@ -34,12 +34,12 @@ FILES = {
 Blocks = list[tuple[dict[str, Any], DraftBlock]]
 
 
-def f32_engine_of(kind: str, target: Path, folder: Path) -> Engine:
+def f32_engine_of(kind: str, target: Path, folder: Path, device: str) -> Engine:
     """The f32 target with a drafter straight from its checkpoint."""
     drafter = folder / f"minnow-{kind}-f32.gguf"
     if not drafter.exists():  # an engine keeps its files mapped: they must not be written again
         write_f32_drafter(DATA / f"minnow-{kind}", FILES[kind], drafter)
-    return load(target, drafter)
+    return load(target, drafter, device=device)
 
 
 @pytest.fixture(scope="module")
@@ -48,37 +48,37 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def dspark(f32_files: tuple[Path, Path], folder: Path) -> Iterator[Engine]:
+def dspark(f32_files: tuple[Path, Path], folder: Path, device: str) -> Iterator[Engine]:
     """Everything in f32, DSpark drafter."""
-    with f32_engine_of("dspark", f32_files[0], folder) as engine:
+    with f32_engine_of("dspark", f32_files[0], folder, device) as engine:
         yield engine
 
 
 @pytest.fixture(scope="module")
-def dflash2(f32_files: tuple[Path, Path], folder: Path) -> Iterator[Engine]:
+def dflash2(f32_files: tuple[Path, Path], folder: Path, device: str) -> Iterator[Engine]:
     """Everything in f32, DFlash2 drafter."""
-    with f32_engine_of("dflash2", f32_files[0], folder) as engine:
+    with f32_engine_of("dflash2", f32_files[0], folder, device) as engine:
         yield engine
 
 
 @pytest.fixture(scope="module", params=["dspark", "dflash2"])
-def engine_of_kind(request: pytest.FixtureRequest) -> Engine:
+def engine_of_kind(request: pytest.FixtureRequest, device: str) -> Engine:
     return request.getfixturevalue(request.param)
 
 
 @pytest.fixture(scope="module", params=FILES)
-def q8_engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+def q8_engine(request: pytest.FixtureRequest, device: str) -> Iterator[Engine]:
     """The embedded target with each q8_0 drafter in turn."""
-    with load(assets.embedded_target_path(), FILES[request.param]) as engine:
+    with load(assets.embedded_target_path(), FILES[request.param], device=device) as engine:
         yield engine
 
 
 @pytest.fixture(scope="module")
-def stepped(f32_files: tuple[Path, Path], folder: Path) -> Iterator[Engine]:
+def stepped(f32_files: tuple[Path, Path], folder: Path, device: str) -> Iterator[Engine]:
     """DSpark on a device that is said to lack a kernel for the fused chain."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dspark_models, "why_not_fused", lambda backend, weights: "a test")
-        engine = f32_engine_of("dspark", f32_files[0], folder)
+        engine = f32_engine_of("dspark", f32_files[0], folder, device)
     with engine:
         yield engine
 
@@ -322,6 +322,7 @@ def test_graphs_belong_to_the_weights_they_were_built_on(dspark: Engine, golden:
 @pytest.mark.parametrize("name", ["dspark", "stepped", "dflash2"])
 def test_a_parked_drafter_comes_back(
     request: pytest.FixtureRequest,
+    device: str,
     monkeypatch: pytest.MonkeyPatch,
     golden: list[dict[str, Any]],
     prompts: list[str],

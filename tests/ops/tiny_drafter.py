@@ -1,4 +1,4 @@
-"""Drafters of a few thousand random weights on the CPU, beside their arrays: graphs of models/dflash.py, no files."""
+"""Drafters of a few thousand random weights beside their arrays: graphs of models/dflash.py, no files."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from types import TracebackType
 
 import gguf
 import numpy as np
+from native_helpers import Harness
 
 from pyggml_spec.ggml import F32, Backend, Context, GraphArena, TensorType, spec_ops
 from pyggml_spec.ggml.backend import choose_device
@@ -27,7 +28,7 @@ DFLASH = DrafterConfig(
     n_ff=48,
     n_heads=4,
     n_heads_kv=2,
-    head_dim=16,
+    head_dim=64,
     n_vocab=50,
     norm_eps=1e-6,
     rope_theta=1e4,
@@ -37,7 +38,7 @@ DFLASH = DrafterConfig(
     target_layer_ids=(0, 2),
     n_embd_target=24,
     n_vocab_target=50,
-    rope_dims=16,
+    rope_dims=64,
 )
 DSPARK = replace(
     DFLASH, kind="dspark", sample_from_anchor=True, has_confidence_head=True, has_confidence_bias=True, markov_rank=8
@@ -90,13 +91,13 @@ class Drawn:
 
 
 class TinyDrafter:
-    """The drafter on the CPU; `run` injects all features and drafts one block."""
+    """The drafter on the device under test; `run` injects all features and drafts one block."""
 
     def __init__(
         self, drawn: Drawn, *, kv_type: TensorType = F32, n_threads: int = 1, rotates_keys: bool = False
     ) -> None:
         self.drawn, config = drawn, drawn.config
-        self.backend = Backend(choose_device("cpu"), n_threads)
+        self.backend = Backend(choose_device(Harness.device), n_threads)
         self.arena = GraphArena(self.backend)
         infos = {name: tensor_info(name, array) for name, array in drawn.arrays.items()}
         self.weights = Weights(self.backend, infos, infos, dflash.drafter_stacks(config), "a tiny drafter")

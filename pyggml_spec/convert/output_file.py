@@ -67,6 +67,9 @@ def write_file(
     `check` sees the file before the slow part: header and integer tables as they will be, other values still zero.
     Raises ModelFileError when there is nothing to write, no space, or a tensor yields other bytes than it announced.
     """
+    if path.exists() and not path.is_file():
+        raise ModelFileError(f"'{path}' is no ordinary file and would be replaced by one; choose another name")
+    path = path.resolve()  # a link stays one, what it names is replaced
     with _temporary_beside(path) as temporary:
         n_free = shutil.disk_usage(path.parent).free
         if n_free < file.n_bytes:

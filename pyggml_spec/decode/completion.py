@@ -70,8 +70,14 @@ class Stream:
     def close(self) -> None:
         """End now, between rounds; safe to call twice."""
         close = getattr(self._emissions, "close", None)
-        if close is not None:
-            close()
+        if close is not None and not self._has_ended:
+            try:
+                close()
+            except ValueError:  # its generator is running, so another thread is inside
+                self.cancel()
+                raise OptionError(
+                    "another thread is reading this stream: it was cancelled and ends after its round, close it then"
+                ) from None
         self._end()
 
     def _end(self) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pyggml_spec.decode.alone import alone
 from pyggml_spec.decode.draft_block import read_block, shorten
 from pyggml_spec.decode.protocols import DraftBlock
 from pyggml_spec.decode.stepped_chain import SteppedChain
@@ -139,6 +140,7 @@ class NativeDrafterSequence:
     def __init__(self, drafter: Drafter, target: NativeTargetSequence) -> None:
         self._drafter = drafter
         self._target = target
+        self.lock = target.lock
         self._bind()
         self.kind = drafter.config.kind
         self.draft_horizon = drafter.config.draft_horizon
@@ -154,6 +156,7 @@ class NativeDrafterSequence:
         self._cells = SequenceCells(drafter.state.kv, target.slot)
         self._block = drafter.state.kv.hold_new(drafter.config.draft_block_size)
 
+    @alone
     def catch_up(self) -> None:
         """Inject every committed feature row that was not read yet."""
         self._target.refuse_void()
@@ -165,6 +168,7 @@ class NativeDrafterSequence:
             built.inputs.upload()
             built.graph.run()
 
+    @alone
     def draft(self, anchor_id: int, *, n_draft: int, top_k: int) -> DraftBlock:
         """Propose `n_draft` positions after the anchor, best `top_k` tokens each."""
         if not 1 <= n_draft <= self.draft_horizon:
@@ -182,21 +186,25 @@ class NativeDrafterSequence:
         built.graph.run()
         return self._drafter.read_block(built, anchor_id, n_draft, top_k)
 
+    @alone
     def reset(self) -> None:
         """Forget the whole context."""
         if self._cells.cache is not self._drafter.state.kv:
             self._bind()
         self._cells.reset()
 
+    @alone
     def snapshot(self) -> CellHold:
         """The context as it is, K/V kept in place; features that were not read yet (`catch_up`) are not part of it."""
         return self._cells.hold()
 
+    @alone
     def restore(self, snapshot: CellHold) -> None:
         """Go on after the tokens of a snapshot taken together with the target's."""
         self.reset()
         self._cells.restore(snapshot)
 
+    @alone
     def close(self) -> None:
         """Give all cells back."""
         self._cells.reset()

@@ -16,10 +16,10 @@ from pyggml_spec.errors import DeviceError, OptionError
 from pyggml_spec.records import SamplingParams, TokenLogprob
 
 _RULES: dict[str, tuple[Callable[[float], bool], str]] = {  # option -> (test, rule as text); a NaN passes none of them
-    "temperature": (lambda x: 0 <= x < float("inf"), "at least 0 (0 = greedy) and finite"),
+    "temperature": (lambda x: x == 0 or 1e-3 <= x < float("inf"), "0 (greedy) or at least 0.001, and finite"),
     "top_p": (lambda x: 0 < x <= 1, "above 0 and at most 1 (1 = off)"),
     "min_p": (lambda x: 0 <= x <= 1, "from 0 (off) to 1"),
-    "repeat_penalty": (lambda x: 0 < x < float("inf"), "above 0 and finite (1 = off)"),
+    "repeat_penalty": (lambda x: 1e-3 <= x <= 1e3, "0.001 to 1000 (1 = off)"),
     "presence_penalty": (lambda x: abs(x) < float("inf"), "finite (0 = off)"),
     "frequency_penalty": (lambda x: abs(x) < float("inf"), "finite (0 = off)"),
 }

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from pyggml_spec.decode.alone import alone
 from pyggml_spec.decode.protocols import Posterior
-from pyggml_spec.errors import ContextLimitError, DeviceError, OptionError, ShapeError
+from pyggml_spec.errors import ContextLimitError, DeviceError, ModelFileError, OptionError, ShapeError
 from pyggml_spec.ggml import spec_ops
 from pyggml_spec.models import qwen35
 from pyggml_spec.state.cells import CellHold
@@ -65,6 +66,7 @@ class NativeTargetSequence:
 
     def __init__(self, target: Target, slot: int) -> None:
         self._target = target
+        self.lock = target.backend.lock
         self.slot = slot
         self.n_ctx = target.limits.n_ctx
         self.max_width = target.limits.max_width
@@ -108,6 +110,7 @@ class NativeTargetSequence:
             if on_chunk is not None:
                 on_chunk(begin + len(chunk))
 
+    @alone
     def _append(self, tree: DraftTree) -> None:
         """Compute a chain whose nodes are committed already."""
         n = tree.n_nodes
@@ -129,6 +132,7 @@ class NativeTargetSequence:
         if self.features is not None:
             self.features.commit(rows)
 
+    @alone
     def verify(self, tree: DraftTree, *, top_k: int = 1, logits: bool = False) -> Posterior:
         """Run the target over the tree's nodes, the anchor included; the result awaits accept or discard."""
         n = tree.n_nodes
@@ -140,6 +144,10 @@ class NativeTargetSequence:
         built = self._target.verify_graph(n, "logits" if logits else "top", 0 if logits else top_k)
         self._launch(built, tree)
         result = _result_of(built)[:n]
+        best = result.max(axis=1) if logits else result[:, top_k].view(np.float32)
+        if np.isnan(best).any():
+            self.discard()
+            raise ModelFileError("the target's logits are not numbers: its file is damaged, get it again")
         if logits:
             return Posterior(result.argmax(axis=1).astype(np.int32), result)
         return Posterior(result[:, 0])
@@ -153,6 +161,7 @@ class NativeTargetSequence:
         self._fill(built, tree, cells, rows, first=self.length, fold=False)
         self._run(built)
 
+    @alone
     def trial(self, built: qwen35.TargetGraph, tree: DraftTree) -> np.ndarray:
         """Logits (n_columns, n_vocab) of a tree behind an empty context, computed by this graph; nothing is kept."""
         self.reset()
@@ -160,6 +169,7 @@ class NativeTargetSequence:
         self.discard()
         return _result_of(built)
 
+    @alone
     def accept(self, path: Sequence[int]) -> None:
         """Commit these nodes of the last verify, anchor first."""
         self.refuse_void()
@@ -169,6 +179,7 @@ class NativeTargetSequence:
         if self.features is not None:
             self.features.commit([rows[node] for node in path])
 
+    @alone
     def discard(self) -> None:
         """Drop the result of a completed verify: its fold of the pending rows has happened, nothing else."""
         self.refuse_void()
@@ -176,6 +187,7 @@ class NativeTargetSequence:
         self._cells.drop()
         self._rotation.clear()
 
+    @alone
     def flush(self) -> None:
         """Fold pending rows, so that the durable state itself is up to date."""
         self.refuse_void()
@@ -187,6 +199,7 @@ class NativeTargetSequence:
         self._run(built)
         self._rotation.clear()
 
+    @alone
     def snapshot(self) -> TargetSnapshot:
         """The caches as they are now, pending rows folded first; the sequence goes on as if nothing had happened.
 
@@ -198,6 +211,7 @@ class NativeTargetSequence:
         recurrent = self._target.state.recurrent
         return TargetSnapshot(self._cells.hold(), recurrent.copy_slot(self.slot), recurrent, self._generation)
 
+    @alone
     def restore(self, snapshot: TargetSnapshot) -> None:
         """Go on after the snapshot's tokens, whatever this sequence held; raises OptionError when it is of no use."""
         if snapshot.is_released:
@@ -209,6 +223,7 @@ class NativeTargetSequence:
         self._target.state.recurrent.write_slot(self.slot, snapshot.state)
         self._is_void = False
 
+    @alone
     def reset(self) -> None:
         """Forget everything: length becomes 0."""
         self._begin_anew()
@@ -226,6 +241,7 @@ class NativeTargetSequence:
         if self.features is not None:
             self.features.reset()
 
+    @alone
     def close(self) -> None:
         """Give cells and slot back to the target; safe to call twice."""
         self._is_void = True

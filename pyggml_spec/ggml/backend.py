@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from threading import RLock
 from typing import Any
 
 from pyggml_spec._native import ffi, lib
@@ -82,6 +83,7 @@ class Backend:
                 "(threads beyond that only wait for each other)"
             )
         self._n_failures = 0  # in a row
+        self.lock: Any = RLock()  # held by whoever prepares and runs a graph
         self._pool = ffi.NULL
         self.ptr = lib.ggml_backend_dev_init(lib.ggml_backend_dev_get(device.index), ffi.NULL)
         if self.ptr == ffi.NULL:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from pathlib import Path
 
 import pytest
@@ -171,6 +172,58 @@ def test_two_sessions_interleaved_equal_two_alone(small: Engine) -> None:
         session.close()
 
     assert found == alone
+
+
+def test_two_threads_take_turns(small: Engine) -> None:
+    """Sessions of one engine may be used from different threads at once."""
+    prompts = [small.tokenizer.encode(text) for text in (PROMPT, "import os\n")]
+    alone = [small.generate(ids, max_tokens=40, ignore_eos=True).tokens for ids in prompts]
+    sessions = [small.open_session() for _ in prompts]
+    found: list[list[int]] = [[], []]
+
+    def work(i: int) -> None:
+        found[i] = [token for e in sessions[i].generate(prompts[i], max_tokens=40) for token in e.token_ids]
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for session in sessions:
+        session.close()
+
+    assert found == alone
+
+
+def test_closing_a_stream_that_another_thread_reads_cancels_it(small: Engine) -> None:
+    """It ends after its round, and the engine goes on."""
+    wanted = small.generate(PROMPT, max_tokens=10).tokens
+    stream = small.stream(PROMPT, max_tokens=None, ignore_eos=True)
+    next(stream)
+    reader = threading.Thread(target=lambda: list(stream))
+    reader.start()
+    refused = 0
+    while reader.is_alive():
+        try:
+            stream.close()
+        except OptionError:
+            refused += 1
+            reader.join()
+
+    assert stream.completion.finish_reason == "cancelled" or not refused
+    assert small.generate(PROMPT, max_tokens=10).tokens == wanted
+
+
+def test_a_damaged_target_says_so(tmp_path: Path) -> None:
+    """Weights that are no numbers: a sentence, whatever the sampler."""
+    data = bytearray(assets.embedded_target_path().read_bytes())
+    data[-3_000_000:-2_900_000] = b"\xff" * 100_000
+    damaged = tmp_path / "damaged.gguf"
+    damaged.write_bytes(data)
+    with Engine.load(damaged, n_ctx=64, n_threads=1) as engine:
+        for options in ({}, {"logprobs": 1}, {"temperature": 1.0}):
+            with pytest.raises(ModelFileError, match="not numbers"):
+                engine.generate(PROMPT, max_tokens=4, **options)
 
 
 def test_a_session_continues_its_conversation(small: Engine) -> None:

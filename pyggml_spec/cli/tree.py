@@ -153,9 +153,12 @@ def _print_trees(rounds: list[TreeRound]) -> None:
     from rich.console import Console
 
     console = Console(highlight=False, soft_wrap=True, width=None if is_terminal(sys.stdout) else 200)
-    for each in rounds:
-        console.print(_rich_tree(each))
-    console.print(f"percent: the drafter's probability, given the tokens before; {SPACE}: a blank", style="dim")
+    with console.capture() as text:  # click writes it: rich would end a broken pipe with an exit code of its own
+        for each in rounds:
+            console.print(_rich_tree(each))
+        note = "where the drafter knows the tokens before a node, given them, otherwise for its depth alone"
+        console.print(f"percent: the drafter's probability, {note}; {SPACE}: a blank", style="dim")
+    click.echo(text.get(), nl=False)
 
 
 def _rich_tree(each: TreeRound) -> Tree:

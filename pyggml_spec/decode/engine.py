@@ -208,7 +208,7 @@ class Engine:
         )  # fmt: skip
         tree = TreeOptions(budget=budget, top_k=tree_top_k, tau=tau)
         options = SpecOptions(spec, draft_max, tree, confidence, policy)
-        token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        token_ids = self._token_ids(prompt)
         session = self.open_session()
         try:
             emissions = session.generate(
@@ -239,6 +239,13 @@ class Engine:
             session.close()
         finally:
             self._running = None
+
+    def _token_ids(self, prompt: str | Sequence[int]) -> list[int]:
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        if isinstance(prompt, bytes | bytearray) or not hasattr(prompt, "__iter__"):
+            raise OptionError(f"a prompt is a text or a list of token ids, found {type(prompt).__name__}")
+        return list(prompt)
 
     def open_session(self) -> Session:
         """A session of its own, for conversations of several turns; an engine has as many as it has slots."""

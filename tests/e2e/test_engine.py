@@ -118,6 +118,13 @@ def test_empty_prompt_is_refused(small: Engine, prompt: str | list[int]) -> None
         small.generate(prompt)
 
 
+@pytest.mark.parametrize("prompt", [b"abc", None, 5], ids=repr)
+def test_prompts_of_another_kind_are_refused(small: Engine, prompt: object) -> None:
+    """Bytes would pass for token ids."""
+    with pytest.raises(OptionError, match="a text or a list of token ids"):
+        small.generate(prompt)
+
+
 def test_foreign_token_ids_are_refused(small: Engine) -> None:
     """An id beyond the vocabulary would read outside the embedding table."""
     for bad in (8192, -1, 2**40):

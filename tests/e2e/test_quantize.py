@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import tracemalloc
 from pathlib import Path
@@ -312,3 +313,21 @@ def test_output_names(tmp_path: Path) -> None:
         for name, message in (("link.gguf", "is the input"), ("o-00001-of-00002.gguf", "is named like a part")):
             with pytest.raises(OptionError, match=message):
                 plan.write(tmp_path / name)
+
+
+def test_only_ordinary_files_are_replaced(tmp_path: Path) -> None:
+    """A pipe or a device would become a file; a link stays one, and what it names is written."""
+    pipe, real, link = tmp_path / "pipe", tmp_path / "real.gguf", tmp_path / "link.gguf"
+    os.mkfifo(pipe)
+    real.touch()
+    link.symlink_to(real)
+    source = F16_FILE
+    refused = invoke("quantize", source, pipe, "q8_0")
+    done = invoke("quantize", source, link, "q8_0")
+
+    assert refused.exit_code == 1
+    assert "no ordinary file" in refused.output
+    assert pipe.is_fifo()
+    assert done.exit_code == 0, done.output
+    assert link.is_symlink()
+    assert real.stat().st_size > 20_000_000

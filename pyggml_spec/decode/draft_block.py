@@ -6,6 +6,7 @@ the mass outside of them is estimated, so that a slot whose candidates are all u
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -130,19 +131,17 @@ def _mass_outside(logprobs: Values) -> Values:
 def _selector_chain(results: Mapping[str, NDArray[np.int32]], draft_to_target: Ids | None) -> DraftBlock:
     """The greedy path alone: only the rows of pair scores that it goes through are looked at."""
     candidates, unconditioned = split_top(results["top"])
-    n, k = candidates.shape
-    pairs, logprobs = results["pairs"].tolist(), unconditioned.tolist()
-    path, rows, at = [], [], 0
-    for slot in range(n):
-        row = [u + p for u, p in zip(logprobs[slot], pairs[at], strict=True)]
-        best = row.index(max(row))
-        at = 1 + slot * k + best
-        path.append(best)
-        rows.append(row)
-    chosen = _normalised(np.array(rows, np.float32)[:, None], _mass_outside(unconditioned))[:, 0]
-    slots = np.arange(n)
-    ids, values = candidates[slots, path][:, None], chosen[slots, path][:, None]
-    return DraftBlock(_target_ids(ids, draft_to_target), values)
+    k, pairs, at = candidates.shape[1], results["pairs"], 0
+    path, values = [], []
+    for slot, logprobs in enumerate(unconditioned.tolist()):  # short rows: Python is faster than array operations
+        scores = [logprob + pair for logprob, pair in zip(logprobs, pairs[at].tolist(), strict=True)]
+        largest = max(scores)
+        path.append(scores.index(largest))
+        outside = max(1 - sum(map(math.exp, logprobs)), 0) * math.exp(min(-largest, 700))
+        values.append([-math.log(sum(math.exp(score - largest) for score in scores) + outside)])
+        at = 1 + slot * k + path[-1]
+    ids = np.take_along_axis(candidates, np.array(path)[:, None], axis=1)
+    return DraftBlock(_target_ids(ids, draft_to_target), np.array(values, np.float32))
 
 
 def _selector_block(

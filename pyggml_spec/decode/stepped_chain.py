@@ -66,6 +66,7 @@ class SteppedChain:
     def markov_row(self, token_id: int) -> NDArray[np.float32]:
         """Row of w1 for a target id, (1, rank)."""
         table: Tensor = self._weights["markov_w1.weight"]
+        assert not table.is_packed, "devices that pack weights look rows up by themselves"
         words = table.get_bytes(token_id * table.nb[1], table.nb[1])
         row: NDArray[np.float32] = gguf.quants.dequantize(words, gguf.GGMLQuantizationType(table.type.number))
         return np.ascontiguousarray(row, np.float32).reshape(1, -1)

@@ -187,11 +187,11 @@ def build_block(b: _Build) -> Tensor:
 
 def build_logits(b: _Build, hidden: Tensor) -> Tensor:
     """Logits [n_rows, draft_horizon], scaled and soft-capped as the file says."""
-    c, ctx, head = b.config, b.graph.context, b.tables.head
+    c, ctx = b.config, b.graph.context
+    logits = ops.mul_mat(ctx, b.tables.head, hidden)
     n_rows = n_head_rows(c, b.tables)
-    if n_rows < head.ne[1]:
-        head = ops.view(ctx, head, [head.ne[0], n_rows], [head.nb[1]])
-    logits = ops.mul_mat(ctx, head, hidden)
+    if n_rows < logits.ne[0]:
+        logits = ops.contiguous(ctx, ops.view(ctx, logits, [n_rows, logits.ne[1]], [logits.nb[1]]))
     if c.logit_scale != 1.0:
         logits = ops.scale(ctx, logits, c.logit_scale)
     if c.final_logit_softcapping:
@@ -215,7 +215,7 @@ def n_anchor_ids(config: DrafterConfig, tables: SharedTables) -> int:
 def build_markov(b: _Build, hidden: Tensor, logits: Tensor, top_k: int) -> dict[str, Tensor]:
     """Results of a DSpark drafter; what only trees need is left out for top_k = 1."""
     g, ctx = b.graph, b.graph.context
-    head = dspark.markov_head(g, b.weights, logits.ne[0])
+    head = dspark.markov_head(g, b.weights)
     results = {"chain": dspark.chain(g, head, logits, b.anchor, top_k)}
     if head.confidence is not None:
         results["confidence"] = dspark.chain_confidence(g, head, hidden, results["chain"], b.anchor)

@@ -18,7 +18,7 @@ class MarkovHead:
     """The head's tables: w1 is read by target ids, w2 has a row for every row of the output head."""
 
     w1: Tensor  # [rank, n_vocab_target]
-    w2: Tensor  # [rank, n_rows]
+    w2: Tensor  # [rank, n_rows or more]
     draft_to_target: Tensor | None  # i32 [1, n_rows] of a reduced vocabulary
     confidence: Tensor | None  # f32 [n_embd + rank]
     confidence_bias: Tensor | None  # f32 [1]
@@ -29,14 +29,21 @@ class MarkovHead:
             return ids
         return ops.reshape(graph.context, ops.get_rows(graph.context, self.draft_to_target, ids), [ids.ne[0]])
 
+    def biased(self, graph: Graph, logits: Tensor, row: Tensor) -> Tensor:
+        """Logits [n_rows, 1] with the bias of a row [rank, 1] of w1 added."""
+        bias = ops.mul_mat(graph.context, self.w2, row)
+        if bias.ne[0] > logits.ne[0]:  # rows that the output head does not have
+            bias = ops.view(graph.context, bias, [logits.ne[0], 1], [bias.nb[1]])
+        return ops.add(graph.context, bias, logits)
 
-def markov_head(graph: Graph, weights: Weights, n_rows: int) -> MarkovHead:
-    """The head as graph tensors, w2 cut to the `n_rows` rows that the output head has too."""
-    ctx, w2 = graph.context, weights["markov_w2.weight"]
+
+def markov_head(graph: Graph, weights: Weights) -> MarkovHead:
+    """The head as graph tensors."""
+    ctx, table = graph.context, weights.find("d2t")
     return MarkovHead(
         w1=weights["markov_w1.weight"],
-        w2=w2 if w2.ne[1] == n_rows else ops.view(ctx, w2, [w2.ne[0], n_rows], [w2.nb[1]]),
-        draft_to_target=ops.reshape(ctx, weights["d2t"], [1, n_rows]) if "d2t" in weights else None,
+        w2=weights["markov_w2.weight"],
+        draft_to_target=None if table is None else ops.reshape(ctx, table, [1, table.ne[0]]),
         confidence=weights.find("conf_proj.weight"),
         confidence_bias=weights.find("conf_proj.bias"),
     )
@@ -50,9 +57,9 @@ def chain(graph: Graph, head: MarkovHead, logits: Tensor, anchor: Tensor, k: int
     ctx, (n_rows, n) = graph.context, logits.ne[:2]
     previous, rows = anchor, []
     for i in range(n):
-        bias = ops.mul_mat(ctx, head.w2, ops.get_rows(ctx, head.w1, previous))
         slot = ops.view(ctx, logits, [n_rows, 1], [logits.nb[1]], i * logits.nb[1])
-        rows.append(spec_ops.top_k(ctx, ops.add(ctx, bias, slot), k, logprobs=True).named(f"markov_top-{i}"))
+        biased = head.biased(graph, slot, ops.get_rows(ctx, head.w1, previous))
+        rows.append(spec_ops.top_k(ctx, biased, k, logprobs=True).named(f"markov_top-{i}"))
         previous = head.target_ids(graph, ops.view(ctx, rows[-1], [1]))
     result = rows[0]
     for row in rows[1:]:
@@ -131,9 +138,9 @@ def why_not_fused(backend: Backend, weights: Weights) -> str | None:
 
 def build_step(graph: Graph, weights: Weights, memory: BlockMemory, k: int) -> StepGraph:
     """One step of a chain: the best k of a slot after a token."""
-    ctx, head = graph.context, markov_head(graph, weights, memory.logits.ne[0])
+    ctx, head = graph.context, markov_head(graph, weights)
     slot, row = graph.input(I32, [1], "slot"), graph.input(F32, [head.w1.ne[0], 1], "markov_row")
-    logits = ops.add(ctx, ops.mul_mat(ctx, head.w2, row), ops.get_rows(ctx, memory.logits, slot))
+    logits = head.biased(graph, ops.get_rows(ctx, memory.logits, slot), row)
     top = graph.output(spec_ops.top_k(ctx, logits, k, logprobs=True))
     confidence = None
     if head.confidence is not None:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-KV_TYPES = ("f32", "f16", "q8_0")
+KV_TYPES = ("f32", "f16", "q8_0", "q4_0")
 MODEL_FILE = click.Path(exists=True, dir_okay=False, readable=True)
 
 
@@ -114,6 +114,11 @@ model_options = _apply(
             default="f16",
             show_default=True,
             help="Type of values in the drafter's own cache.",
+        ),
+        click.option(
+            "--rotate-keys",
+            is_flag=True,
+            help="Spread the values of the target's keys before they are stored, so that 4- and 8-bit keys lose less.",
         ),
         click.option(
             "--rotate-draft-keys",

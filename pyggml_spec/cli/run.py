@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 LOADING = (
     *("target", "drafter", "device", "n_ctx", "n_threads", "exact"),
-    *("kv_type_k", "kv_type_v", "kv_type_draft_k", "kv_type_draft_v", "rotate_draft_keys"),
+    *("kv_type_k", "kv_type_v", "kv_type_draft_k", "kv_type_draft_v", "rotate_keys", "rotate_draft_keys"),
 )
 GENERATING = (
     *("max_tokens", "temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty"),

@@ -79,6 +79,7 @@ class Engine:
         kv_type_v: str = "f16",
         kv_type_draft_k: str = "f16",
         kv_type_draft_v: str = "f16",
+        rotate_keys: bool = False,
         rotate_draft_keys: bool = False,
         max_width: int = 32,
         n_parallel: int = 1,
@@ -92,10 +93,10 @@ class Engine:
         Args:
             n_ctx: tokens of context; None = what the target was trained with, at most 8192.
             n_threads: CPU threads; None = one per core.
-            kv_type_k, kv_type_v: types of cached keys and values: f32, f16 or q8_0.
+            kv_type_k, kv_type_v: types of cached keys and values: f32, f16, q8_0 or q4_0.
             kv_type_draft_k, kv_type_draft_v: the same for the drafter's own cache, whatever the target's is.
-            rotate_draft_keys: spread the values of the drafter's keys (and queries) by a Hadamard rotation, so that a
-                cache of few bits loses less; the drafter's head size must be a power of two.
+            rotate_keys: spread the values of the target's keys (and queries) by a Hadamard rotation, so that a cache of
+                few bits loses less; the head size must be a power of two. rotate_draft_keys: the same for the drafter.
             max_width: most nodes of a verify, the anchor included.
             n_parallel: sessions that may be open at a time, each with n_ctx tokens of cache.
             exact: what is generated depends on the tokens alone, bit for bit, never on how many were computed together:
@@ -126,7 +127,8 @@ class Engine:
             pair = open_pair(stack, target_path, drafter_path)
             if drafter_settings:
                 pair = pair.with_drafter_settings(drafter_settings)
-            limits = TargetLimits(pair.choose_n_ctx(n_ctx), n_parallel, max_width, exact=exact)
+            n_ctx = pair.choose_n_ctx(n_ctx)
+            limits = TargetLimits(n_ctx, n_parallel, max_width, exact=exact, rotates_keys=rotate_keys)
             backend = stack.enter_context(Backend(choose_device(device), n_threads))
             loaded = load_target(stack, backend, pair, limits, kv_types, on_progress)
             drafting = None

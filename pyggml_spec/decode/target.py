@@ -32,6 +32,7 @@ class TargetLimits:
     max_width: int = 32  # most nodes of one verify
     n_batch: int = 512  # most tokens of one prefill call
     exact: bool = False  # results of a token depend on the tokens before it alone, not on the width of its call
+    rotates_keys: bool = False  # by a Hadamard matrix, before they are stored
 
 
 class Target:
@@ -201,6 +202,7 @@ def _allocate_state(
         n_ctx=limits.n_ctx,
         n_slots=limits.n_slots,
         types=kv_types,
+        rotated_head_dim=config.head_dim if limits.rotates_keys else 0,
     )
     recurrent = RecurrentState(backend, config, n_slots=limits.n_slots, n_rows=limits.max_width)
     features = None

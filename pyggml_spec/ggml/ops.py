@@ -12,7 +12,7 @@ from pyggml_spec._native import ffi, lib
 from pyggml_spec.errors import ShapeError
 from pyggml_spec.ggml.context import Context
 from pyggml_spec.ggml.tensor import Tensor, require_f32, require_i32, require_type
-from pyggml_spec.ggml.types import F16, F32, I32, Q8_0
+from pyggml_spec.ggml.types import F16, F32, I32, Q4_0, Q8_0
 
 
 def _node(context: Context, ptr: Any) -> Tensor:
@@ -105,13 +105,13 @@ def get_rows(context: Context, table: Tensor, ids: Tensor) -> Tensor:
 
 
 def set_rows(context: Context, table: Tensor, rows: Tensor, ids: Tensor) -> Tensor:
-    """Write rows f32 [ne0, n] into table [ne0, n_rows] (f32, f16 or q8_0) at ids i32 [n]; returns the table.
+    """Write rows f32 [ne0, n] into table [ne0, n_rows] (f32, f16, q8_0 or q4_0) at ids i32 [n]; returns the table.
 
     The caller range-checks the ids: the kernel does not.
     """
     require_i32(ids, "set_rows' ids")
     require_f32(rows, "set_rows' rows")
-    require_type(table, F32, F16, Q8_0, what="set_rows' table")
+    require_type(table, F32, F16, Q8_0, Q4_0, what="set_rows' table")
     _check(
         table.ne[0] == rows.ne[0] and rows.ne[1] == ids.ne[0] and table.ne[2:] == rows.ne[2:] == (1, 1)
         and ids.ne[1:] == (1, 1, 1) and rows.has_contiguous_rows and table.has_contiguous_rows,

@@ -30,15 +30,23 @@ def type_by_number(number: int) -> TensorType:
     return TensorType(number, name, lib.ggml_blck_size(number), lib.ggml_type_size(number))
 
 
-def type_by_name(name: str, allowed: tuple[str, ...] = ("f32", "f16", "q8_0")) -> TensorType:
+def type_by_name(name: str, allowed: tuple[str, ...] = ("f32", "f16", "q8_0", "q4_0")) -> TensorType:
     """The type called `name`, which must be one of `allowed`."""
     if name not in allowed:
         raise OptionError(f"tensor type '{name}' is not supported here; choose one of {', '.join(allowed)}")
     return next(t for t in map(type_by_number, _NUMBERS) if t.name == name)
 
 
-_NUMBERS = (lib.GGML_TYPE_F32, lib.GGML_TYPE_F16, lib.GGML_TYPE_BF16, lib.GGML_TYPE_Q8_0, lib.GGML_TYPE_I32)
+_NUMBERS = (
+    lib.GGML_TYPE_F32,
+    lib.GGML_TYPE_F16,
+    lib.GGML_TYPE_BF16,
+    lib.GGML_TYPE_Q4_0,
+    lib.GGML_TYPE_Q8_0,
+    lib.GGML_TYPE_I32,
+)
 F32 = type_by_number(lib.GGML_TYPE_F32)
 F16 = type_by_number(lib.GGML_TYPE_F16)
+Q4_0 = type_by_number(lib.GGML_TYPE_Q4_0)
 Q8_0 = type_by_number(lib.GGML_TYPE_Q8_0)
 I32 = type_by_number(lib.GGML_TYPE_I32)

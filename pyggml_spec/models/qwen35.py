@@ -78,6 +78,8 @@ def build_attention(b: _Build, x: Tensor, i: int, layer_idx: int) -> Tensor:
     k = ops.rms_norm(ctx, k, b.weights[p + "attn_k_norm.weight"], c.norm_eps)
     q = ops.rope(ctx, q, b.inputs.tensors["pos"], n_dims=c.rope_dims, theta=c.rope_theta).named(f"Qcur-{i}")
     k = ops.rope(ctx, k, b.inputs.tensors["pos"], n_dims=c.rope_dims, theta=c.rope_theta).named(f"Kcur-{i}")
+    if b.state.kv.rotation is not None:  # both sides alike, so their products stay the same
+        q, k = (ops.mul_mat(ctx, b.state.kv.rotation, x) for x in (q, k))
     k = ops.reshape(ctx, k, [c.head_dim * c.n_heads_kv, k.ne[2]])
     cells = b.inputs.tensors["cells"]
     out = spec_ops.attention(

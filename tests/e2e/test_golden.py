@@ -80,6 +80,25 @@ def test_quantised_logits_stay_in_bound(
             assert logits.argmax() == wanted.argmax()
 
 
+def test_rotated_keys_change_nothing_but_rounding(f32_files: tuple[Path, Path], golden: list[dict[str, Any]]) -> None:
+    """An orthonormal rotation of queries and keys alike: f32 caches within the bound of the plain f32 run."""
+    with load(f32_files[0], None, rotate_keys=True) as engine:
+        for prompt in golden:
+            assert np.abs(prompt_logits(engine, prompt["ids"]) - prompt["arrays"]["logits"]).max() < 1e-4
+
+
+def test_four_bit_keys_lose_less_when_rotated(golden: list[dict[str, Any]]) -> None:
+    """Mean error of the logits over the prompts, q4_0 keys and f32 values."""
+    errors = {}
+    for rotates in (False, True):
+        with load(DATA / "minnow-f16.gguf", None, kv_type_k="q4_0", rotate_keys=rotates) as engine:
+            errors[rotates] = np.mean(
+                [relative_error(prompt_logits(engine, p["ids"]), p["arrays"]["logits"]) for p in golden]
+            )
+
+    assert errors[True] < errors[False]
+
+
 def test_captured_features_equal_the_reference(f32_engine: Engine, golden: list[dict[str, Any]]) -> None:
     """Outputs of target layers 1, 5, 9 and 13, side by side: an id off by one would show here."""
     for prompt in golden:

@@ -161,7 +161,7 @@ def cases(draw: st.DrawFn) -> Case:
         seed=draw(st.integers(0, 2**32 - 1)),
         window=draw(st.sampled_from([0, 0, 1, 7, 64, 100])),
         visibility=visibility,
-        cell_type=draw(st.sampled_from(["f32", "f16", "q8_0"])),
+        cell_type=draw(st.sampled_from(["f32", "f16", "q8_0", "q4_0"])),
         has_gate=draw(st.booleans()),
     )
 
@@ -244,7 +244,7 @@ def check_branch_against_decoding(case: Case, node: int) -> None:
     [
         ({"q": (F32, [64, 3, 4])}, "H a multiple of H_kv"),
         ({"k": (F32, [96, 8])}, "k and v must have the same shape"),
-        ({"v": (I32, [128, 8])}, "k and v must be f32, f16 or q8_0"),
+        ({"v": (I32, [128, 8])}, "k and v must be f32, f16, q8_0 or q4_0"),
         ({"q": (F16, [64, 4, 4])}, "q must be f32"),
         ({"nodes": (I32, [11])}, "nodes must be a contiguous i32 list"),
         ({"nodes": (F32, [12])}, "nodes must be a contiguous i32 list"),

@@ -6,7 +6,7 @@
 #include <stddef.h>
 
 static bool is_cell_type(enum ggml_type type) {
-    return type == GGML_TYPE_F32 || type == GGML_TYPE_F16 || type == GGML_TYPE_Q8_0;
+    return type == GGML_TYPE_F32 || type == GGML_TYPE_F16 || type == GGML_TYPE_Q8_0 || type == GGML_TYPE_Q4_0;
 }
 
 static bool is_list(const struct ggml_tensor * t) {
@@ -36,7 +36,7 @@ const char * ggml_spec_check_attention(
         return "attention: q must be f32 [D, H, N] with contiguous rows";
     }
     if (!is_cell_type(k->type) || !is_cell_type(v->type)) {
-        return "attention: k and v must be f32, f16 or q8_0";
+        return "attention: k and v must be f32, f16, q8_0 or q4_0";
     }
     if (!ggml_is_contiguous(k) || !ggml_is_contiguous(v) || k->ne[2] != 1 || k->ne[3] != 1) {
         return "attention: k and v must be contiguous matrices [D * H_kv, n_cells]";

@@ -25,7 +25,7 @@ enum ggml_spec_visibility {
 
 // Shapes (ne, fastest first):
 //   q          f32 [D, H, N], any nb1, nb2
-//   k, v       f32, f16 or q8_0 [D * H_kv, n_cells]; query head h reads KV head h / (H / H_kv)
+//   k, v       f32, f16, q8_0 or q4_0 [D * H_kv, n_cells]; query head h reads KV head h / (H / H_kv)
 //   nodes      i32 [4 + 2 * N]: header, then (cell, parent) per node; parent of the root is -1; node i's depth in a
 //              block is i
 //   committed  i32 [n_list, n_lists]: cells of committed tokens in position order, one list per sequence

@@ -1,0 +1,192 @@
+// Tiles multiplied in f32, value by value: cells of any type, any card.
+#pragma once
+
+#include "attention-kernel.cuh"
+
+namespace ggml_spec_cuda {
+namespace {
+
+struct q8_0_block {
+    __half scale;
+    int8_t values[32];
+};
+
+// Eight neighbouring values of a cell, as f32.
+__device__ __forceinline__ void load_values(float (&out)[8], const cells & table, int64_t cell, int at) {
+    const char * row = table.data + cell * table.nb1;
+    if (table.type == cell_f32) {
+        const float4 a = *(const float4 *) (row + at * sizeof(float));
+        const float4 b = *(const float4 *) (row + at * sizeof(float) + sizeof(float4));
+        out[0] = a.x; out[1] = a.y; out[2] = a.z; out[3] = a.w;
+        out[4] = b.x; out[5] = b.y; out[6] = b.z; out[7] = b.w;
+    } else if (table.type == cell_f16) {
+        union { uint4 words; __half values[8]; } packed;
+        packed.words = *(const uint4 *) (row + at * sizeof(__half));
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            out[i] = __half2float(packed.values[i]);
+        }
+    } else {
+        const q8_0_block * block = (const q8_0_block *) row + at / 32;
+        const float        scale = __half2float(block->scale);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {  // blocks lie at even addresses only
+            const uint16_t pair = *(const uint16_t *) (block->values + at % 32 + 2 * i);
+            out[2 * i]     = times(scale, (float) (int8_t) (pair & 0xff));
+            out[2 * i + 1] = times(scale, (float) (int8_t) (pair >> 8));
+        }
+    }
+}
+
+template <int D>
+struct fma_math {
+    static constexpr int head_dim     = D;
+    static constexpr int n_rows       = 16;
+    static constexpr int n_threads    = 128;
+    static constexpr int score_rows   = 2;  // of a thread
+    static constexpr int score_keys   = 4;
+    static constexpr int key_groups   = tile_keys / score_keys;
+    static constexpr int value_groups = D / 4;
+    static constexpr int result_rows  = n_rows * value_groups / n_threads;
+
+    struct memory {
+        float tile[tile_keys][D + 4];  // keys, then values
+        float q[n_rows][D + 4];
+    };
+
+    memory & m;
+    float4   result[result_rows] = {};
+
+    __device__ explicit fma_math(memory & m) : m(m) {}
+
+    template <typename Block>
+    __device__ void start_queries(const Block & b) {
+        for (int i = threadIdx.x; i < n_rows * D; i += n_threads) {
+            const int row = i / D, at = i % D;
+            m.q[row][at] = row < b.n_rows ? b.o.q.row(b.head_of(row), b.node_of(row))[at] : 0.0f;
+        }
+    }
+
+    // n cells of a table into the tile; entries beyond n are zero. Several loads are on their way before the first is used.
+    __device__ void load_tile(const cells & table, const int * cell, int first, int n) {
+        constexpr int n_ahead = 4;
+        for (int begin = threadIdx.x; begin < tile_keys * (D / 8); begin += n_ahead * n_threads) {
+            float values[n_ahead][8] = {};
+#pragma unroll
+            for (int j = 0; j < n_ahead; j++) {
+                const int i = begin + j * n_threads;
+                if (i / (D / 8) < n) {
+                    load_values(values[j], table, cell[i / (D / 8)], first + i % (D / 8) * 8);
+                }
+            }
+#pragma unroll
+            for (int j = 0; j < n_ahead; j++) {
+                const int i  = begin + j * n_threads;
+                float *   to = &m.tile[i / (D / 8)][i % (D / 8) * 8];
+                *(float4 *) to       = make_float4(values[j][0], values[j][1], values[j][2], values[j][3]);
+                *(float4 *) (to + 4) = make_float4(values[j][4], values[j][5], values[j][6], values[j][7]);
+            }
+        }
+    }
+
+    template <typename Block> __device__ void start_keys(const Block &, int, int) {}
+    template <typename Block> __device__ void start_values(const Block &, int, int) {}
+
+    template <typename Block>
+    __device__ void wait_keys(const Block & b, int slot, int n) {
+        load_tile(b.o.k, b.m.cell[slot], b.kv_head * D, n);
+    }
+
+    template <typename Block>
+    __device__ void wait_values(const Block & b, int slot, int n) {
+        load_tile(b.o.v, b.m.cell[slot], b.kv_head * D, n);
+    }
+
+    template <typename Block>
+    __device__ void make_scores(const Block & b) {
+        const int row0 = threadIdx.x / key_groups * score_rows;
+        const int key0 = threadIdx.x % key_groups;
+        if (row0 >= b.n_rows) {
+            return;
+        }
+        float sum[score_rows][score_keys] = {};
+#pragma unroll 4
+        for (int d = 0; d < D; d += 4) {
+            float4 q[score_rows], k[score_keys];
+#pragma unroll
+            for (int i = 0; i < score_rows; i++) {
+                q[i] = *(const float4 *) &m.q[row0 + i][d];
+            }
+#pragma unroll
+            for (int j = 0; j < score_keys; j++) {
+                k[j] = *(const float4 *) &m.tile[key0 + j * key_groups][d];
+            }
+#pragma unroll
+            for (int i = 0; i < score_rows; i++) {
+#pragma unroll
+                for (int j = 0; j < score_keys; j++) {
+                    sum[i][j] = madd(q[i].x, k[j].x, sum[i][j]);
+                    sum[i][j] = madd(q[i].y, k[j].y, sum[i][j]);
+                    sum[i][j] = madd(q[i].z, k[j].z, sum[i][j]);
+                    sum[i][j] = madd(q[i].w, k[j].w, sum[i][j]);
+                }
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < score_rows; i++) {
+#pragma unroll
+            for (int j = 0; j < score_keys; j++) {
+                b.m.scores[row0 + i][key0 + j * key_groups] = times(sum[i][j], b.o.scale);
+            }
+        }
+    }
+
+    template <typename Block>
+    __device__ void add_values(const Block & b) {
+        const int row0 = threadIdx.x / value_groups * result_rows;
+        const int at   = threadIdx.x % value_groups * 4;
+        if (row0 >= b.n_rows) {
+            return;
+        }
+        float4 part[result_rows] = {};
+        for (int key = 0; key < tile_keys; key += 4) {
+            float4 v[4];
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                v[j] = *(const float4 *) &m.tile[key + j][at];
+            }
+#pragma unroll
+            for (int i = 0; i < result_rows; i++) {
+                const float4 weights = *(const float4 *) &b.m.scores[row0 + i][key];
+                const float  w[4]    = { weights.x, weights.y, weights.z, weights.w };
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    part[i].x = madd(w[j], v[j].x, part[i].x);
+                    part[i].y = madd(w[j], v[j].y, part[i].y);
+                    part[i].z = madd(w[j], v[j].z, part[i].z);
+                    part[i].w = madd(w[j], v[j].w, part[i].w);
+                }
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < result_rows; i++) {
+            const join_factors factors = b.m.factors[row0 + i];
+            result[i] = make_float4(joined(result[i].x, part[i].x, factors), joined(result[i].y, part[i].y, factors),
+                                    joined(result[i].z, part[i].z, factors), joined(result[i].w, part[i].w, factors));
+        }
+    }
+
+    template <typename Write>
+    __device__ void each_result(Write write) const {
+        const int row0 = threadIdx.x / value_groups * result_rows;
+        const int at   = threadIdx.x % value_groups * 4;
+#pragma unroll
+        for (int i = 0; i < result_rows; i++) {
+            write(row0 + i, at, make_float2(result[i].x, result[i].y));
+            write(row0 + i, at + 2, make_float2(result[i].z, result[i].w));
+        }
+    }
+};
+
+}  // namespace
+}  // namespace ggml_spec_cuda

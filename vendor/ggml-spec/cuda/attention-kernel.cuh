@@ -1,0 +1,250 @@
+// The two kernels of attention, for any way (Math) to multiply queries, keys and values of a tile:
+//   Math::n_threads, Math::n_rows, Math::head_dim, Math::memory
+//   start_queries, start_keys, wait_keys, make_scores, start_values, wait_values, add_values, each_result
+#pragma once
+
+#include "attention-lists.cuh"
+
+namespace ggml_spec_cuda {
+namespace {
+
+constexpr int score_stride = tile_keys + 8;  // keeps rows apart in the banks of shared memory
+constexpr int soften_lanes = 8;              // threads a row of scores
+
+template <int n_rows>
+struct block_memory {
+    float     scores[n_rows][score_stride];
+    weighted  weight[n_rows];      // so far
+    join_factors factors[n_rows];  // of the newest tile
+    row_range range[n_rows];
+    int       cell[2][tile_keys];  // of a tile and the next
+};
+
+// One block's work: rows [first_row, first_row + n_rows) of one KV head, counted node by node and head by head, over
+// tiles [begin, end).
+template <typename Math>
+struct attention_block {
+    const attention_operands &   o;
+    block_memory<Math::n_rows> & m;
+    Math                         math;
+    int *                        branch;  // in a tail: the node's cells from itself up to the root
+    int  kv_head, heads, first_row, n_rows, part, begin, end;
+    bool is_tail;
+
+    __device__ attention_block(const attention_operands & o, float4 * shared)
+        : o(o), m(*(block_memory<Math::n_rows> *) shared), math(*(typename Math::memory *) (&m + 1)) {
+        branch  = (int *) ((typename Math::memory *) (&m + 1) + 1);
+        kv_head = blockIdx.y;
+        heads   = o.n_heads / o.n_heads_kv;
+        is_tail = (int) blockIdx.x >= o.n_splits * o.n_groups;
+    }
+
+    __device__ int node_of(int row) const { return (first_row + row) / heads; }
+    __device__ int head_of(int row) const { return kv_head * heads + (first_row + row) % heads; }
+
+    // Takes this block's share; false: there is nothing to do.
+    __device__ bool find_work() {
+        if (is_tail) {
+            return find_tail((int) blockIdx.x - o.n_splits * o.n_groups);
+        }
+        part      = blockIdx.x / o.n_groups;
+        first_row = blockIdx.x % o.n_groups * Math::n_rows;
+        n_rows    = min(Math::n_rows, o.n_nodes() * heads - first_row);
+        if (n_rows <= 0) {
+            return false;
+        }
+        const int last = node_of(n_rows - 1);
+        end   = o.shared_end(o.is_tree() ? 0 : plain_range(o, last).total);
+        begin = o.is_tree() ? 0 : round_down(plain_range(o, node_of(0)).first, tile_keys);
+        if (o.partial) {
+            begin = max(begin, split_begin(part));
+            end   = min(end, split_begin(part + 1));
+        }
+        return begin < end;
+    }
+
+    __device__ bool find_tail(int index) {
+        const int row_groups = (heads + Math::n_rows - 1) / Math::n_rows;  // of a node
+        const int tile       = index % o.n_tails;
+        const int node       = index / o.n_tails / row_groups;
+        first_row = node * heads + index / o.n_tails % row_groups * Math::n_rows;
+        n_rows    = min(Math::n_rows, (node + 1) * heads - first_row);
+        part      = o.n_splits + tile;
+        begin     = round_down(o.n_committed(), tile_keys) + tile * tile_keys;
+        end       = begin + tile_keys;
+        return node < o.n_nodes();
+    }
+
+    // Ranges of the rows; false: a tail that this node's list does not reach.
+    __device__ bool find_ranges() {
+        if (is_tail) {
+            __shared__ row_range range;
+            if (threadIdx.x == 0) {
+                range = walk(node_of(0));
+                o.range[node_of(0)] = make_int2(range.first, range.total);
+            }
+            __syncthreads();
+            end = min(end, range.total);
+            for (int row = threadIdx.x; row < Math::n_rows; row += Math::n_threads) {
+                m.range[row] = range;
+            }
+            return begin < end;
+        }
+        for (int row = threadIdx.x; row < Math::n_rows; row += Math::n_threads) {
+            const int node = node_of(min(row, n_rows - 1));
+            m.range[row] = !o.is_tree() ? plain_range(o, node) : row_range { o.window > 0 ? walk(node).first : 0, end };
+        }
+        return true;
+    }
+
+    // A node's range, and in a tail its branch.
+    __device__ row_range walk(int node) const {
+        int depth = 0;
+        for (int i = node; i >= 0; i = o.node_parent(i)) {
+            if (is_tail) {
+                branch[depth] = o.node_cell(i);
+            }
+            depth++;
+        }
+        return make_range(o, o.n_committed() + depth - 1, o.n_committed() + depth);
+    }
+
+    __device__ int cell_of(int entry) const {
+        if (entry < o.n_committed() || o.visibility == GGML_SPEC_VISIBLE_PREFIX) {
+            return o.list()[entry];
+        }
+        return is_tail ? branch[m.range[0].total - 1 - entry] : o.node_cell(entry - o.n_committed());
+    }
+
+    __device__ int tile_size(int tile) const { return min(tile_keys, end - tile); }
+
+    // This thread's cell of a tile, on its way while other things happen.
+    __device__ int fetch_cell(int tile) const {
+        return (int) threadIdx.x < tile_size(tile) ? cell_of(tile + threadIdx.x) : 0;
+    }
+
+    __device__ void keep_cell(int slot, int cell) {
+        if (threadIdx.x < tile_keys) {
+            m.cell[slot][threadIdx.x] = cell;
+        }
+    }
+
+    // Scores become weights relative to the tile's largest, and the tile is joined to the row's sums.
+    __device__ void soften(int tile) {
+        const int lane = threadIdx.x % soften_lanes;
+        for (int row = threadIdx.x / soften_lanes; row < Math::n_rows; row += Math::n_threads / soften_lanes) {
+            const row_range range = m.range[row];
+            float * scores = m.scores[row];
+            float   score[8];
+            float   largest = -INFINITY;
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                const int key = i / 4 * 32 + lane * 4 + i % 4;
+                score[i] = tile + key >= range.first && tile + key < min(range.total, end) ? scores[key] : -INFINITY;
+                largest  = fmaxf(largest, score[i]);
+            }
+#pragma unroll
+            for (int step = soften_lanes / 2; step > 0; step /= 2) {
+                largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, step));
+            }
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                score[i] = largest == -INFINITY ? 0.0f : expf(score[i] - largest);
+                scores[i / 4 * 32 + lane * 4 + i % 4] = score[i];
+            }
+            const float sum = lanes_sum<soften_lanes>(plus(plus(plus(score[0], score[1]), plus(score[2], score[3])),
+                                                           plus(plus(score[4], score[5]), plus(score[6], score[7]))));
+            if (lane == 0) {
+                weighted so_far = m.weight[row];
+                m.factors[row] = join(so_far.largest, so_far.sum, largest, sum);
+                m.weight[row]  = so_far;
+            }
+        }
+    }
+
+    __device__ void fold_tiles() {
+        for (int row = threadIdx.x; row < Math::n_rows; row += Math::n_threads) {
+            m.weight[row] = { -INFINITY, 0.0f };
+        }
+        keep_cell(0, fetch_cell(begin));
+        math.start_queries(*this);
+        __syncthreads();
+        math.start_keys(*this, 0, tile_size(begin));
+        math.start_values(*this, 0, tile_size(begin));
+        for (int tile = begin, slot = 0; tile < end; tile += tile_keys, slot ^= 1) {
+            const int next      = tile + tile_keys;
+            const int next_cell = next < end ? fetch_cell(next) : 0;
+            math.wait_keys(*this, slot, tile_size(tile));
+            __syncthreads();
+            math.make_scores(*this);
+            keep_cell(slot ^ 1, next_cell);
+            __syncthreads();
+            math.start_keys(*this, slot ^ 1, next < end ? tile_size(next) : 0);
+            math.wait_values(*this, slot, tile_size(tile));
+            soften(tile);
+            __syncthreads();
+            math.add_values(*this);
+            __syncthreads();
+            math.start_values(*this, slot ^ 1, next < end ? tile_size(next) : 0);
+        }
+    }
+
+    __device__ void write_part() {
+        math.each_result([&](int row, int at, float2 value) {
+            if (row < n_rows) {
+                const int64_t slot = o.parts(node_of(row), head_of(row)) + part;
+                *(float2 *) (o.partial + slot * Math::head_dim + at) = value;
+                if (at == 0) {
+                    o.weight[slot] = m.weight[row];
+                }
+            }
+        });
+    }
+
+    __device__ void write_result() {
+        math.each_result([&](int row, int at, float2 value) {
+            if (row < n_rows) {
+                const int   node = node_of(row), head = head_of(row);
+                const float norm = 1.0f / m.weight[row].sum;
+                float2 *    out  = (float2 *) (o.out + ((int64_t) node * o.n_heads + head) * Math::head_dim + at);
+                *out = make_float2(gated(o, node, head, at, times(value.x, norm)),
+                                   gated(o, node, head, at + 1, times(value.y, norm)));
+            }
+        });
+    }
+};
+
+template <typename Math>
+__global__ void __launch_bounds__(Math::n_threads) attention_kernel(const attention_operands o) {
+    extern __shared__ float4 shared[];
+    attention_block<Math> b(o, shared);
+    if (!b.find_work() || !b.find_ranges()) {
+        return;
+    }
+    __syncthreads();
+    b.fold_tiles();
+    if (o.partial) {
+        b.write_part();
+    } else {
+        b.write_result();
+    }
+}
+
+template <typename Math>
+size_t attention_block_bytes(int n_columns) {
+    return sizeof(block_memory<Math::n_rows>) + sizeof(typename Math::memory) + n_columns * sizeof(int);
+}
+
+template <typename Math>
+void launch_attention(attention_operands o, cudaStream_t stream) {
+    const int heads    = o.n_heads / o.n_heads_kv;
+    const int per_node = (heads + Math::n_rows - 1) / Math::n_rows;
+    o.n_groups = (o.n_columns * heads + Math::n_rows - 1) / Math::n_rows;
+    const size_t n_bytes = attention_block_bytes<Math>(o.n_columns);
+    const dim3   grid(o.n_splits * o.n_groups + o.n_columns * per_node * o.n_tails, o.n_heads_kv);
+    allow_shared_bytes(attention_kernel<Math>, n_bytes);
+    attention_kernel<Math><<<grid, Math::n_threads, n_bytes, stream>>>(o);
+}
+
+}  // namespace
+}  // namespace ggml_spec_cuda

@@ -1,0 +1,60 @@
+// Instructions of NVIDIA's matrix units and asynchronous copies (compute capability 8.0), as functions of one warp.
+#pragma once
+
+#include "spec-device.cuh"
+
+namespace ggml_spec_cuda {
+namespace {
+
+// Four 8 x 8 matrices of halves from shared memory; lane i names row i % 8 of matrix i / 8. A register holds two halves:
+// of row lane / 4, columns lane % 4 * 2 and the next; transposed: of column lane / 4, rows lane % 4 * 2 and the next.
+__device__ __forceinline__ void load_matrices(uint32_t (&r)[4], const __half * row) {
+    const unsigned address = (unsigned) __cvta_generic_to_shared(row);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address));
+}
+
+__device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], const __half * row) {
+    const unsigned address = (unsigned) __cvta_generic_to_shared(row);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address));
+}
+
+// c += a b: a 16 x 16 (row by row), b 16 x 8 (column by column), c 16 x 8 in f32. c[0], c[1] belong to row lane / 4,
+// columns lane % 4 * 2 and the next; c[2], c[3] to the row 8 below.
+__device__ __forceinline__ void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// 16 bytes from device memory to shared memory, on its own; a group is what is committed together.
+__device__ __forceinline__ void copy_async(void * shared, const void * global) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"((unsigned) __cvta_generic_to_shared(shared)), "l"(global));
+}
+
+__device__ __forceinline__ void commit_copies() {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+// Until all groups but the newest have arrived, for this thread's copies.
+__device__ __forceinline__ void wait_copies_but_one() {
+    asm volatile("cp.async.wait_group 1;" ::: "memory");
+}
+
+__device__ __forceinline__ uint32_t pack(__half low, __half high) {
+    union { __half halves[2]; uint32_t word; } packed;
+    packed.halves[0] = low;
+    packed.halves[1] = high;
+    return packed.word;
+}
+
+// Two values as halves, and what the halves leave of them: together 22 bits, as good as f32 for a product.
+__device__ __forceinline__ void split_halves(uint32_t & high, uint32_t & low, float x, float y) {
+    const __half hx = __float2half_rn(x), hy = __float2half_rn(y);
+    high = pack(hx, hy);
+    low  = pack(__float2half_rn(plus(x, -__half2float(hx))), __float2half_rn(plus(y, -__half2float(hy))));
+}
+
+}  // namespace
+}  // namespace ggml_spec_cuda

@@ -16,6 +16,12 @@ from .conftest import DATA, load
 pytestmark = pytest.mark.native
 
 
+def bound(device: str, cpu: float, gpu: float) -> float:
+    """Upstream's products of f32 and f16 weights on a GPU round both factors to 11 bits: its bounds are three times what
+    was seen there."""
+    return cpu if device == "CPU" else gpu
+
+
 def prompt_logits(engine: Engine, token_ids: list[int]) -> np.ndarray:
     """Logits (n_vocab,) after the prompt."""
     session = engine.open_session()
@@ -37,46 +43,46 @@ def greedy_match(engine: Engine, prompt: dict[str, Any]) -> int:
     return next((i for i, (found, wanted) in enumerate(pairs) if found != wanted), 64)
 
 
-def test_f32_logits_equal_the_reference(f32_engine: Engine, golden: list[dict[str, Any]]) -> None:
+def test_f32_logits_equal_the_reference(f32_engine: Engine, golden: list[dict[str, Any]], device: str) -> None:
     """Same arithmetic in another order: the bound is 50 x the f32 rounding unit of the largest logit (about 20),
     grown over 16 layers; PyTorch's own two implementations differ by 2e-5."""
     for prompt in golden:
         logits, wanted = prompt_logits(f32_engine, prompt["ids"]), prompt["arrays"]["logits"]
 
-        assert np.abs(logits - wanted).max() < 1e-4
+        assert np.abs(logits - wanted).max() < bound(device, 1e-4, 1.6e-2)
         assert logits.argmax() == wanted.argmax()
 
 
-def test_f32_greedy_equals_the_reference(f32_engine: Engine, golden: list[dict[str, Any]]) -> None:
+def test_f32_greedy_equals_the_reference(f32_engine: Engine, golden: list[dict[str, Any]], device: str) -> None:
     """All 64 tokens of every prompt, except after a shown near-tie."""
     for prompt in golden:
         n_equal = greedy_match(f32_engine, prompt)
         if n_equal < 64:
             logits = np.sort(prompt_logits(f32_engine, prompt["ids"] + prompt["greedy"][:n_equal]))
 
-            assert logits[-1] - logits[-2] < 2e-4, f"token {n_equal} differs although it is no near-tie"
+            assert logits[-1] - logits[-2] < bound(device, 2e-4, 3.2e-2), f"token {n_equal} differs although it is no near-tie"
 
 
 @pytest.mark.parametrize(
-    ("path", "bound"),
+    ("path", "cpu", "gpu"),
     [
         # f16 products round activations to 11 bits; llama.cpp stays within 4e-4 on the same file (model card).
-        (DATA / "minnow-f16.gguf", 4e-4),
+        (DATA / "minnow-f16.gguf", 4e-4, 3e-3),
         # The model card's figures for llama.cpp on these files: 0.9 to 1.3 %, and 6 to 9 %; 10 % above those.
-        (assets.embedded_target_path(), 0.0145),
-        (DATA / "minnow-q4_k_m.gguf", 0.10),
+        (assets.embedded_target_path(), 0.0145, 0.0145),
+        (DATA / "minnow-q4_k_m.gguf", 0.10, 0.10),
     ],
     ids=["f16", "q8_0", "q4_k_m"],
 )
 def test_quantised_logits_stay_in_bound(
-    path: Path, bound: float, golden: list[dict[str, Any]], device: str
+    path: Path, cpu: float, gpu: float, golden: list[dict[str, Any]], device: str
 ) -> None:
     """Relative error of the logits after each prompt, and the best token unchanged."""
     with load(path, None, device=device) as engine:
         for prompt in golden:
             logits, wanted = prompt_logits(engine, prompt["ids"]), prompt["arrays"]["logits"]
 
-            assert relative_error(logits, wanted) < bound
+            assert relative_error(logits, wanted) < bound(device, cpu, gpu)
             assert logits.argmax() == wanted.argmax()
 
 
@@ -99,7 +105,9 @@ def test_four_bit_keys_lose_less_when_rotated(golden: list[dict[str, Any]]) -> N
     assert errors[True] < errors[False]
 
 
-def test_captured_features_equal_the_reference(f32_engine: Engine, golden: list[dict[str, Any]]) -> None:
+def test_captured_features_equal_the_reference(
+    f32_engine: Engine, golden: list[dict[str, Any]], device: str
+) -> None:
     """Outputs of target layers 1, 5, 9 and 13, side by side: an id off by one would show here."""
     for prompt in golden:
         session = f32_engine.open_session()
@@ -108,10 +116,10 @@ def test_captured_features_equal_the_reference(f32_engine: Engine, golden: list[
         found = f32_engine.target.state.features.tensor.get()[rows]
         session.close()
 
-        assert relative_error(found, prompt["arrays"]["features"]) < 1e-5
+        assert relative_error(found, prompt["arrays"]["features"]) < bound(device, 1e-5, 1e-3)
 
 
-def test_first_block_equals_the_reference(f32_engine: Engine, golden: list[dict[str, Any]]) -> None:
+def test_first_block_equals_the_reference(f32_engine: Engine, golden: list[dict[str, Any]], device: str) -> None:
     """The block after the first generated token: ids and log-probabilities of the best 5 of all 7 positions."""
     for prompt in golden:
         session = f32_engine.open_session()
@@ -124,4 +132,4 @@ def test_first_block_equals_the_reference(f32_engine: Engine, golden: list[dict[
 
         assert block.ids.tolist() == best.tolist()
         assert block.ids[:, 0].tolist() == prompt["blocks"]["dflash"]["drafted"]
-        assert np.abs(block.logprobs - np.take_along_axis(wanted, best, 1)).max() < 1e-4
+        assert np.abs(block.logprobs - np.take_along_axis(wanted, best, 1)).max() < bound(device, 1e-4, 7e-3)

@@ -588,7 +588,8 @@ enum ggml_spec_mode
   GGML_SPEC_MODE_DELTA_NET_TREE = 2,
   GGML_SPEC_MODE_TOP_K = 3,
   GGML_SPEC_MODE_ATTENTION = 4,
-  GGML_SPEC_MODE_PACKED = 5
+  GGML_SPEC_MODE_PACKED = 5,
+  GGML_SPEC_MODE_BLOCK_CONV = 6
 };
 void ggml_spec_init(void);
 _Bool ggml_spec_is_mode(const struct ggml_tensor *t);
@@ -615,6 +616,8 @@ enum ggml_spec_visibility
 struct ggml_tensor *ggml_spec_attention(struct ggml_context *ctx, struct ggml_tensor *q, struct ggml_tensor *k, struct ggml_tensor *v, struct ggml_tensor *nodes, struct ggml_tensor *committed, float scale, int window, int visibility);
 void ggml_spec_attention_set_gate(struct ggml_tensor *attention, struct ggml_tensor *gate);
 const char *ggml_spec_check_attention(const struct ggml_tensor *q, const struct ggml_tensor *k, const struct ggml_tensor *v, const struct ggml_tensor *nodes, const struct ggml_tensor *committed, const struct ggml_tensor *gate, int window, int visibility);
+struct ggml_tensor *ggml_spec_block_conv(struct ggml_context *ctx, struct ggml_tensor *x, struct ggml_tensor *dynamic, struct ggml_tensor *base, int side);
+const char *ggml_spec_check_block_conv(const struct ggml_tensor *x, const struct ggml_tensor *dynamic, const struct ggml_tensor *base, int side);
 void ggml_spec_graph_seal(struct ggml_cgraph *graph);
 void pyggml_spec_log_install(void);
 size_t pyggml_spec_log_tail(char *out, size_t size);

@@ -7,6 +7,7 @@
 
 #include "ggml-spec.h"
 #include "ggml-spec-attention.h"
+#include "ggml-spec-block-conv.h"
 #include "ggml-spec-graph.h"
 
 #include <pthread.h>

@@ -161,15 +161,6 @@ def concat(context: Context, a: Tensor, b: Tensor, axis: int) -> Tensor:
     return _node(context, lib.ggml_concat(_begin(context), a.ptr, b.ptr, axis))
 
 
-def repeat(context: Context, x: Tensor, ne: Sequence[int]) -> Tensor:
-    """x repeated along its axes until it has sizes ne (1 to 4 of them), each a multiple of x's."""
-    require_f32(x, "repeat's input")
-    sizes = [*ne, *([1] * (4 - len(ne)))]
-    fits = len(sizes) == 4 and all(n > 0 and n % m == 0 for n, m in zip(sizes, x.ne, strict=True))
-    _check(fits, f"repeat cannot fill ne={list(ne)}", x)
-    return _node(context, lib.ggml_repeat_4d(_begin(context), x.ptr, *sizes))
-
-
 def copy(context: Context, source: Tensor, destination: Tensor) -> Tensor:
     """Write f32 values into memory that outlives the graph; the result is a view of `destination`."""
     require_f32(source, "copy's source")

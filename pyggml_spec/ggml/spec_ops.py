@@ -97,6 +97,17 @@ def attention(
     return node
 
 
+def block_conv(context: Context, x: Tensor, dynamic: Tensor, base: Tensor, side: int) -> Tensor:
+    """DFlash2's causal convolution over the slots of a block, x f32 [C, N] -> [C, N].
+
+    base f32 [C, taps, 2]; dynamic [2 * taps * n_groups, N] adds to it per slot, groups fastest, sides slowest.
+    """
+    operands = (x.ptr, dynamic.ptr, base.ptr, side)
+    _refuse(lib.ggml_spec_check_block_conv(*operands))
+    context.claim()
+    return Tensor(context, lib.ggml_spec_block_conv(context.live(), *operands))
+
+
 def top_k(context: Context, logits: Tensor, k: int, logprobs: bool) -> Tensor:
     """Best k of each row of logits f32 [V, N] -> i32 [2k, N]: ids best first, then f32 bits of their
     log-probabilities (or of the raw logits when `logprobs` is false)."""

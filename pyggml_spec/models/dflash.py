@@ -18,9 +18,8 @@ from pyggml_spec.records import DrafterConfig
 from pyggml_spec.state.features import FeatureRing
 from pyggml_spec.state.kv_cells import KvCache
 
-_NODES_PER_LAYER = 48
+_NODES_PER_LAYER = 56
 _NODES_PER_SLOT = 12
-_NODES_PER_TAP = 32  # of a layer's four convolutions
 TREE_CANDIDATES = 16  # per slot, before any token is known; a DFlash2 chain searches as many as its file says
 
 
@@ -151,25 +150,27 @@ def build_attention(b: _Build, x: Tensor, i: int) -> Tensor:
 
 
 def build_sublayer(b: _Build, y: Tensor, i: int, part: Literal["attn", "ffn"]) -> Tensor:
-    """Attention or feed-forward of layer i over normed inputs y [n_embd, B], between DFlash2's convolutions."""
-    c, g, p = b.config, b.graph, f"blk.{i}.{part}"
-    if c.kind == "dflash2":
-        projection, base = b.weights[p + "_conv_proj.weight"], b.weights[p + "_conv_base"]
-        taps = dflash2.conv_weights(g, y, projection, base, c.conv_group_size)
-        y = dflash2.convolve(g, y, taps, side=0).named(f"{part}_conv_in-{i}")
-    y = build_attention(b, y, i) if part == "attn" else feed_forward(g, b.weights, y, f"blk.{i}.")
-    if c.kind == "dflash2":
-        y = dflash2.convolve(g, y, taps, side=1).named(f"{part}_conv_out-{i}")
-    return y
+    """Attention or feed-forward of layer i over normed inputs y [n_embd, B]."""
+    return build_attention(b, y, i) if part == "attn" else feed_forward(b.graph, b.weights, y, f"blk.{i}.")
+
+
+def build_convolved(b: _Build, y: Tensor, i: int, part: Literal["attn", "ffn"]) -> Tensor:
+    """A sub-layer of DFlash2: between two convolutions over the slots, whose weights its inputs y [n_embd, B] shape."""
+    ctx, p = b.graph.context, f"blk.{i}.{part}"
+    base, dynamic = b.weights[p + "_conv_base"], ops.mul_mat(ctx, b.weights[p + "_conv_proj.weight"], y)
+    y = spec_ops.block_conv(ctx, y, dynamic, base, side=0).named(f"{part}_conv_in-{i}")
+    y = build_sublayer(b, y, i, part)
+    return spec_ops.block_conv(ctx, y, dynamic, base, side=1).named(f"{part}_conv_out-{i}")
 
 
 def build_layer(b: _Build, x: Tensor, i: int) -> Tensor:
     """One block: attention and feed-forward, each after a norm and beside a residual."""
     c, ctx, p = b.config, b.graph.context, f"blk.{i}."
+    build = build_convolved if c.kind == "dflash2" else build_sublayer
     y = ops.rms_norm(ctx, x, b.weights[p + "attn_norm.weight"], c.norm_eps).named(f"attn_norm-{i}")
-    x = ops.add(ctx, build_sublayer(b, y, i, "attn"), x).named(f"ffn_inp-{i}")
+    x = ops.add(ctx, build(b, y, i, "attn"), x).named(f"ffn_inp-{i}")
     y = ops.rms_norm(ctx, x, b.weights[p + "ffn_norm.weight"], c.norm_eps).named(f"ffn_norm-{i}")
-    return ops.add(ctx, build_sublayer(b, y, i, "ffn"), x).named(f"l_out-{i}")
+    return ops.add(ctx, build(b, y, i, "ffn"), x).named(f"l_out-{i}")
 
 
 def build_block(b: _Build) -> Tensor:
@@ -285,8 +286,7 @@ def build_drafter(
 
 def n_graph_nodes(config: DrafterConfig) -> int:
     """Room that a drafter graph needs."""
-    n_layer_nodes = _NODES_PER_LAYER + _NODES_PER_TAP * config.conv_taps
-    return n_layer_nodes * config.n_layers + _NODES_PER_SLOT * config.draft_block_size + 96
+    return _NODES_PER_LAYER * config.n_layers + _NODES_PER_SLOT * config.draft_block_size + 96
 
 
 def _input_sizes(config: DrafterConfig, n_inject: int, top_k: int) -> dict[str, int]:

@@ -1,45 +1,12 @@
-"""What DFlash2 adds to DFlash: a dynamic convolution before and after every sub-layer, and a candidate selector.
+"""What DFlash2 adds to DFlash besides its convolutions (an operation of its own): a candidate selector.
 
-The convolution runs over the slots of a block, causally; its weights are learned per channel plus computed per channel
-group from the sub-layer's input. The selector scores neighbouring candidates; the path is searched on the host.
+It scores neighbouring candidates; the path is searched on the host.
 """
 
 from __future__ import annotations
 
 from pyggml_spec.ggml import Graph, Tensor, ops
 from pyggml_spec.gguf_io.weights import Weights
-
-
-def conv_weights(graph: Graph, x: Tensor, projection: Tensor, base: Tensor, group_size: int) -> Tensor:
-    """Tap weights of a sub-layer with input x [n_embd, N]: f32 [n_embd, 2 * taps, N], the taps of side 0 first.
-
-    base f32 [n_embd, taps, 2]; projection [n_embd, 2 * taps * n_groups], groups fastest, sides slowest.
-    """
-    ctx, (n_embd, n_slots) = graph.context, x.ne[:2]
-    n_groups, n_rows = n_embd // group_size, base.ne[1] * base.ne[2]
-    dynamic = ops.reshape(ctx, ops.mul_mat(ctx, projection, x), [1, n_groups, n_rows, n_slots])
-    dynamic = ops.repeat(ctx, dynamic, [group_size, n_groups, n_rows, n_slots])
-    weights = ops.add(ctx, dynamic, ops.reshape(ctx, base, [group_size, n_groups, n_rows]))
-    return ops.reshape(ctx, weights, [n_embd, n_rows, n_slots])
-
-
-def convolve(graph: Graph, x: Tensor, weights: Tensor, side: int) -> Tensor:
-    """Sum over taps t of x[slot - t] * weights[side, t](slot), x [n_embd, N]; slots before the block count as zero."""
-    ctx, (n_embd, n_slots) = graph.context, x.ne[:2]
-    n_taps = weights.ne[1] // 2
-
-    def tap(t: int) -> Tensor:
-        """Weights of tap t for the slots that have a slot t places before them."""
-        offset = (side * n_taps + t) * weights.nb[1] + t * weights.nb[2]
-        return ops.view(ctx, weights, [n_embd, n_slots - t], [weights.nb[2]], offset)
-
-    y = ops.mul(ctx, x, tap(0))
-    for t in range(1, min(n_taps, n_slots)):
-        earlier = ops.view(ctx, x, [n_embd, n_slots - t], [x.nb[1]])
-        reached = ops.view(ctx, y, [n_embd, n_slots - t], [y.nb[1]], t * y.nb[1])
-        reached = ops.add(ctx, ops.mul(ctx, earlier, tap(t)), reached)
-        y = ops.concat(ctx, ops.view(ctx, y, [n_embd, t], [y.nb[1]]), reached, axis=1)
-    return y
 
 
 def pair_scores(graph: Graph, weights: Weights, hidden: Tensor, candidates: Tensor, anchor: Tensor) -> Tensor:

@@ -6,7 +6,8 @@ enum ggml_spec_mode ggml_spec_mode_of(const struct ggml_tensor * t) {
                         (mode == GGML_SPEC_MODE_DELTA_NET_TREE && t->op == GGML_OP_GATED_DELTA_NET) ||
                         (mode == GGML_SPEC_MODE_TOP_K          && t->op == GGML_OP_TOP_K) ||
                         (mode == GGML_SPEC_MODE_ATTENTION      && t->op == GGML_OP_FLASH_ATTN_EXT) ||
-                        (mode == GGML_SPEC_MODE_PACKED         && t->op == GGML_OP_NONE);
+                        (mode == GGML_SPEC_MODE_PACKED         && t->op == GGML_OP_NONE) ||
+                        (mode == GGML_SPEC_MODE_BLOCK_CONV     && t->op == GGML_OP_SSM_CONV);
     return agrees ? (enum ggml_spec_mode) mode : GGML_SPEC_MODE_NONE;
 }
 
@@ -21,6 +22,7 @@ const char * ggml_spec_mode_name(const struct ggml_tensor * t) {
         case GGML_SPEC_MODE_TOP_K:          return "TOP_K/SORTED";
         case GGML_SPEC_MODE_ATTENTION:      return "FLASH_ATTN_EXT/LISTED";
         case GGML_SPEC_MODE_PACKED:         return "PACKED WEIGHTS";
+        case GGML_SPEC_MODE_BLOCK_CONV:     return "SSM_CONV/BLOCK";
         case GGML_SPEC_MODE_NONE:           break;
     }
     return "none";

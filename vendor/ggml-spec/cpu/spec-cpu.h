@@ -60,6 +60,8 @@ void   conv_tree_compute(const ggml_compute_params * params, ggml_tensor * op);
 size_t delta_net_tree_work_size(int n_threads, const ggml_tensor * op);
 void   delta_net_tree_compute(const ggml_compute_params * params, ggml_tensor * op);
 
+void   block_conv_compute(const ggml_compute_params * params, ggml_tensor * op);
+
 size_t top_k_work_size(int n_threads, const ggml_tensor * op);
 void   top_k_compute(const ggml_compute_params * params, ggml_tensor * op);
 

@@ -47,6 +47,7 @@ bool ggml_spec_cuda_supports_op(const ggml_tensor * op, ggml_backend_buffer_type
         case GGML_SPEC_MODE_DELTA_NET_TREE: return delta_net_tree_supported(op, shared_bytes);
         case GGML_SPEC_MODE_TOP_K:          return top_k_supported(op);
         case GGML_SPEC_MODE_ATTENTION:      return attention_supported(op, shared_bytes);
+        case GGML_SPEC_MODE_BLOCK_CONV:     return block_conv_supported(op);
         case GGML_SPEC_MODE_PACKED:
         case GGML_SPEC_MODE_NONE:           break;
     }
@@ -66,6 +67,7 @@ void ggml_spec_cuda_compute(ggml_tensor * op, void * stream_pointer) {
         case GGML_SPEC_MODE_DELTA_NET_TREE: delta_net_tree_launch(op, stream);     break;
         case GGML_SPEC_MODE_TOP_K:          top_k_launch(op, scratch, stream);     break;
         case GGML_SPEC_MODE_ATTENTION:      attention_launch(op, scratch, stream); break;
+        case GGML_SPEC_MODE_BLOCK_CONV:     block_conv_launch(op, stream);         break;
         case GGML_SPEC_MODE_PACKED:
         case GGML_SPEC_MODE_NONE:           break;
     }

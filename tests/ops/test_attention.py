@@ -37,6 +37,7 @@ class Case:
     window: int = 0
     visibility: str = "ancestors"
     cell_type: str = "f32"
+    value_type: str | None = None  # None: as the keys
     has_gate: bool = False
     n_columns: int | None = None
 
@@ -79,7 +80,7 @@ def run(
     with Backend(choose_device(Harness.device), n_threads) as backend:
         context = Context(3)
         k = context.new_tensor(type_by_name(case.cell_type), [width, case.n_cells])
-        v = context.new_tensor(type_by_name(case.cell_type), [width, case.n_cells])
+        v = context.new_tensor(type_by_name(case.value_type or case.cell_type), [width, case.n_cells])
         committed = context.new_tensor(I32, [case.n_cells, 2])
         buffer = backend.allocate(context, "cells")
         graph = Graph(GraphArena(backend), 16)
@@ -194,6 +195,15 @@ def test_long_lists(n_committed: int, cell_type: str) -> None:
 
     check_against_reference(case, range(0, 6, 5))
     check_branch_against_decoding(case, node=5)
+
+
+@pytest.mark.parametrize("types", [("f16", "q8_0"), ("q8_0", "q4_0"), ("q4_0", "f32")], ids=str)
+def test_keys_and_values_of_two_types(types: tuple[str, str]) -> None:
+    """Each is read as what it is."""
+    cells = np.random.default_rng(1).permutation(220).tolist()
+    case = Case(128, 6, 2, [-1, 0, 0, 1, 3, 3], 150, cells, 1, cell_type=types[0], value_type=types[1], has_gate=True)
+
+    check_against_reference(case, range(6))
 
 
 def test_head_sizes_without_a_kernel_are_refused_when_the_graph_is_built(device: str) -> None:

@@ -6,11 +6,6 @@
 namespace ggml_spec_cuda {
 namespace {
 
-struct q8_0_block {
-    __half scale;
-    int8_t values[32];
-};
-
 // Eight neighbouring values of a cell, as f32.
 __device__ __forceinline__ void load_values(float (&out)[8], const cells & table, int64_t cell, int at) {
     const char * row = table.data + cell * table.nb1;
@@ -27,13 +22,10 @@ __device__ __forceinline__ void load_values(float (&out)[8], const cells & table
             out[i] = __half2float(packed.values[i]);
         }
     } else {
-        const q8_0_block * block = (const q8_0_block *) row + at / 32;
-        const float        scale = __half2float(block->scale);
+        const cell_block block(table, row, at / 32);
 #pragma unroll
-        for (int i = 0; i < 4; i++) {  // blocks lie at even addresses only
-            const uint16_t pair = *(const uint16_t *) (block->values + at % 32 + 2 * i);
-            out[2 * i]     = times(scale, (float) (int8_t) (pair & 0xff));
-            out[2 * i + 1] = times(scale, (float) (int8_t) (pair >> 8));
+        for (int i = 0; i < 8; i++) {
+            out[i] = times(block.scale(), (float) block.value(at % 32 + i));
         }
     }
 }

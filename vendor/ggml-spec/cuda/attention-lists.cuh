@@ -43,12 +43,32 @@ __host__ __device__ __forceinline__ int round_down(int n, int step) {
 
 // --- operands ------------------------------------------------------------------------------------------------------------
 
-enum cell_type { cell_f32, cell_f16, cell_q8_0 };
+enum cell_type { cell_f32, cell_f16, cell_q8_0, cell_q4_0 };
 
 struct cells {
     const char * data;
     int64_t      nb1;
     cell_type    type;
+};
+
+// 32 quantised values: a f16 scale, then bytes (q8_0), or nibbles above 8 with values i and i + 16 in byte i (q4_0).
+// Blocks lie at even addresses only.
+struct cell_block {
+    const char * data;
+    bool         is_q8_0;
+
+    __device__ __forceinline__ cell_block(const cells & table, const char * row, int index)
+        : data(row + index * (table.type == cell_q8_0 ? 34 : 18)), is_q8_0(table.type == cell_q8_0) {}
+
+    __device__ __forceinline__ float scale() const { return __half2float(*(const __half *) data); }
+
+    __device__ __forceinline__ int value(int i) const {
+        const uint8_t byte = ((const uint8_t *) data)[sizeof(__half) + (is_q8_0 ? i : i % 16)];
+        return is_q8_0 ? (int8_t) byte : (i < 16 ? byte & 15 : byte >> 4) - 8;
+    }
+
+    // Bytes 2 i and 2 i + 1 after the scale.
+    __device__ __forceinline__ unsigned pair(int i) const { return ((const uint16_t *) data)[1 + i]; }
 };
 
 // f32 values and the weight they have in a softmax: the largest score, and the sum of exponentials relative to it.

@@ -1,7 +1,7 @@
-// Tiles multiplied by matrix units: f16 and q8_0 cells.
+// Tiles multiplied by matrix units: f16 cells, and cells quantised in blocks.
 //
 // Queries and weights are split into two halves each, so that a product is as exact as in f32; cells are exact as halves
-// (of q8_0 the integers; scales are applied to sums of one block of 32). Every element of a product is a sum in one
+// (of blocks the integers; scales are applied to sums of one block of 32). Every element of a product is a sum in one
 // order, whatever the number of rows.
 #pragma once
 
@@ -78,29 +78,29 @@ struct mma_math {
         commit_copies();
     }
 
-    // Blocks of 32: a f16 scale, then 32 bytes, at even addresses only. A thread takes half a block.
+    // A thread takes half a block: 16 values of q8_0, or the low or the high nibbles of q4_0.
     __device__ void load_blocks(__half (&tile)[tile_keys][stride], float (&scale)[n_scales][tile_keys], const cells & table,
                                 const int * cell, int first, int n) {
-        constexpr int block_bytes = 34;
         for (int i = threadIdx.x; i < tile_keys * (D / 16); i += n_threads) {
-            const int key = i / (D / 16), half_block = i % (D / 16);
+            const int key = i / (D / 16), at = i % (D / 16);
             uint32_t  out[8] = {};
             float     block_scale = 0.0f;
             if (key < n) {
-                const char *     block = table.data + cell[key] * table.nb1 + (first / 32 + half_block / 2) * block_bytes;
-                const uint16_t * bytes = (const uint16_t *) (block + sizeof(__half) + half_block % 2 * 16);
-                block_scale = __half2float(*(const __half *) block);
+                const cell_block block(table, table.data + cell[key] * table.nb1, first / 32 + at / 2);
+                block_scale = block.scale();
 #pragma unroll
                 for (int j = 0; j < 8; j++) {
-                    const uint16_t pair = bytes[j];
-                    out[j] = pack(__float2half_rn((float) (int8_t) (pair & 0xff)), __float2half_rn((float) (int8_t) (pair >> 8)));
+                    const unsigned pair = block.pair(block.is_q8_0 ? at % 2 * 8 + j : j);
+                    const int      low  = block.is_q8_0 ? (int8_t) (pair & 0xff) : (int) (pair >> at % 2 * 4 & 15) - 8;
+                    const int      high = block.is_q8_0 ? (int8_t) (pair >> 8) : (int) (pair >> (8 + at % 2 * 4) & 15) - 8;
+                    out[j] = pack(__float2half_rn((float) low), __float2half_rn((float) high));
                 }
             }
-            uint4 * to = (uint4 *) &tile[key][half_block * 16];
+            uint4 * to = (uint4 *) &tile[key][at * 16];
             to[0] = { out[0], out[1], out[2], out[3] };
             to[1] = { out[4], out[5], out[6], out[7] };
-            if (half_block % 2 == 0) {
-                scale[half_block / 2][key] = block_scale;
+            if (at % 2 == 0) {
+                scale[at / 2][key] = block_scale;
             }
         }
     }

@@ -8,6 +8,39 @@
 namespace ggml_spec_cuda {
 namespace {
 
+// Where one value of a row's parts lies, and their weights.
+struct row_parts {
+    const float *    values;
+    const weighted * weights;
+    int              stride;
+
+    __device__ __forceinline__ void join_to(weighted & so_far, float & value, int part) const {
+        const weighted one = weights[part];
+        value = joined(value, values[(int64_t) part * stride], join(so_far.largest, so_far.sum, one.largest, one.sum));
+    }
+
+    // Parts [begin, end), several loads on their way before the first is used.
+    __device__ __forceinline__ void join_run(weighted & so_far, float & value, int begin, int end) const {
+        constexpr int n_ahead = 8;
+        for (int first = begin; first < end; first += n_ahead) {
+            weighted part[n_ahead];
+            float    part_value[n_ahead];
+#pragma unroll
+            for (int i = 0; i < n_ahead; i++) {
+                const int at  = min(first + i, end - 1);
+                part[i]       = weights[at];
+                part_value[i] = values[(int64_t) at * stride];
+            }
+#pragma unroll
+            for (int i = 0; i < n_ahead; i++) {
+                if (first + i < end) {
+                    value = joined(value, part_value[i], join(so_far.largest, so_far.sum, part[i].largest, part[i].sum));
+                }
+            }
+        }
+    }
+};
+
 // A row's splits and tail tiles in list order; a thread a value. Columns beyond the nodes are zero.
 template <int D>
 __global__ void __launch_bounds__(D) attention_join_kernel(const attention_operands o) {
@@ -20,25 +53,25 @@ __global__ void __launch_bounds__(D) attention_join_kernel(const attention_opera
     if (o.partial == nullptr) {
         return;
     }
-    const row_range  range     = o.is_tree() ? row_range { o.range[node].x, o.range[node].y } : plain_range(o, node);
-    const int        end       = o.shared_end(range.total);
-    const float *    parts     = o.partial + o.parts(node, head) * D + at;
-    const weighted * weights   = o.weight + o.parts(node, head);
-    const auto       join_part = [&](weighted & so_far, float & value, int part) {
-        value = joined(value, parts[(int64_t) part * D], join(so_far.largest, so_far.sum, weights[part].largest, weights[part].sum));
-    };
+    const row_range range = o.is_tree() ? row_range { o.range[node].x, o.range[node].y } : plain_range(o, node);
+    const int       end   = o.shared_end(range.total);
+    const int       first = split_of_entry(range.first);
+    const int       mixed = o.is_tree() ? split_of_entry(end) : split_of_entry(range.total - 1) + 1;
+    const row_parts parts = { o.partial + o.parts(node, head) * D + at, o.weight + o.parts(node, head), D };
     weighted all   = { -INFINITY, 0.0f };
     float    value = 0.0f;
-    int      tail  = 0;
-    for (int split = split_of_entry(range.first); split <= split_of_entry(range.total - 1); split++) {
+    parts.join_run(all, value, first, mixed);
+    // Splits with tail tiles in them: a split is put together first, as its block would have done.
+    int tail = 0;
+    for (int split = max(first, mixed); split <= split_of_entry(range.total - 1); split++) {
         const int next_begin = split_begin(split + 1);
         weighted  one        = { -INFINITY, 0.0f };
         float     one_value  = 0.0f;
         if (max(round_down(range.first, tile_keys), split_begin(split)) < min(end, next_begin)) {
-            join_part(one, one_value, split);
+            parts.join_to(one, one_value, split);
         }
-        for (; o.is_tree() && end + tail * tile_keys < min(range.total, next_begin); tail++) {
-            join_part(one, one_value, o.n_splits + tail);
+        for (; end + tail * tile_keys < min(range.total, next_begin); tail++) {
+            parts.join_to(one, one_value, o.n_splits + tail);
         }
         value = joined(value, one_value, join(all.largest, all.sum, one.largest, one.sum));
     }
@@ -75,6 +108,17 @@ int heads_per_kv(const ggml_tensor * op) {
     return (int) (op->src[0]->ne[1] * op->src[0]->ne[0] / op->src[1]->ne[0]);
 }
 
+const cell_type * find_cell_type(const ggml_tensor * t) {
+    static constexpr ggml_type types[] = { GGML_TYPE_F32, GGML_TYPE_F16, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0 };
+    static constexpr cell_type cells[] = { cell_f32, cell_f16, cell_q8_0, cell_q4_0 };
+    for (int i = 0; i < 4; i++) {
+        if (t->type == types[i]) {
+            return &cells[i];
+        }
+    }
+    return nullptr;
+}
+
 int device_attribute(cudaDeviceAttr attribute) {
     int device = 0, value = 0;
     (void) cudaGetDevice(&device);
@@ -86,14 +130,14 @@ bool use_matrix_units(const ggml_tensor * op) {
 #if defined(__HIPCC__)
     return false;
 #else
-    const ggml_type type = op->src[1]->type;
-    return type == op->src[2]->type && type != GGML_TYPE_F32 && device_attribute(cudaDevAttrComputeCapabilityMajor) >= 8;
+    const cell_type k = *find_cell_type(op->src[1]), v = *find_cell_type(op->src[2]);
+    const bool      has_variant = k != cell_f32 && v != cell_f32 && (k == cell_f16) == (v == cell_f16);
+    return has_variant && device_attribute(cudaDevAttrComputeCapabilityMajor) >= 8;
 #endif
 }
 
 cells cells_of(const ggml_tensor * t) {
-    const cell_type type = t->type == GGML_TYPE_F32 ? cell_f32 : t->type == GGML_TYPE_F16 ? cell_f16 : cell_q8_0;
-    return { (const char *) t->data, (int64_t) t->nb[1], type };
+    return { (const char *) t->data, (int64_t) t->nb[1], *find_cell_type(t) };
 }
 
 attention_operands read_operands(ggml_tensor * op, void * scratch) {
@@ -133,7 +177,7 @@ void launch(const attention_operands & o, bool by_matrix_units, size_t shared_by
     else if (o.k.type == cell_f16) {
         launch_attention_f16<D>(o, shared_bytes, stream);
     } else {
-        launch_attention_q8_0<D>(o, shared_bytes, stream);
+        launch_attention_blocks<D>(o, shared_bytes, stream);
     }
 #endif
     attention_join_kernel<D><<<dim3(o.n_heads, o.n_columns), D, 0, stream>>>(o);
@@ -143,7 +187,7 @@ void launch(const attention_operands & o, bool by_matrix_units, size_t shared_by
 
 bool attention_supported(const ggml_tensor * op, size_t shared_bytes) {
     const int64_t D = op->src[0]->ne[0], n_columns = op->ne[1];
-    if ((D != 64 && D != 128 && D != 256) || n_columns > 65535) {
+    if ((D != 64 && D != 128 && D != 256) || n_columns > 65535 || !find_cell_type(op->src[1]) || !find_cell_type(op->src[2])) {
         return false;
     }
     const size_t scales  = 8 * 1024;  // the smallest variant for matrix units needs no more than these besides

@@ -21,8 +21,9 @@ from .conftest import DATA, load
 
 pytestmark = pytest.mark.native
 
-# f32 against float64 through three layers, on log-probabilities down to -30: found are 3e-5.
-LOGPROB_ERROR = 1e-4
+# f32 against float64 through three layers, on log-probabilities down to -30: found are 3e-5 on a CPU. A GPU may round
+# the factors of f32 products to 11 bits.
+CPU_ERROR, GPU_ERROR = 1e-4, 5e-2
 KINDS = ("dflash", "dspark", "dflash2")
 YARN = {"dflash.rope.scaling.type": "yarn", "dflash.rope.scaling.factor": 4.0}
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -45,6 +46,7 @@ class Case:
     anchor: int
     block: DraftBlock
     wanted: oracle.Block
+    error: float  # allowed on log-probabilities
 
 
 @pytest.fixture(scope="module")
@@ -82,46 +84,47 @@ def draft(
             prompt["arrays"]["features"].astype(np.float64),
             anchor,
         )
-        return Case(config, arrays, anchor, block, wanted)
+        return Case(config, arrays, anchor, block, wanted, CPU_ERROR if device == "CPU" else GPU_ERROR)
 
     return draft_one
 
 
-def target_ids(case: Case, rows: np.ndarray) -> np.ndarray:
-    return case.arrays["d2t"][rows] if "d2t" in case.arrays else rows
-
-
-def expected_logits(case: Case) -> np.ndarray:
-    """Logits over the head's rows that each position's best tokens come from, along the chain."""
-    arrays = case.arrays
-    if case.config.kind == "dspark":
-        w1, w2 = arrays["markov_w1.weight"], arrays["markov_w2.weight"]
-        return heads.markov_chain(case.wanted.logits, w1, w2, case.anchor, arrays.get("d2t"))[0]
-    return case.wanted.logits
+def draft_rows(case: Case, ids: np.ndarray) -> np.ndarray:
+    """Rows of the output head that stand for target ids."""
+    if "d2t" not in case.arrays:
+        return ids
+    row_of = {int(target_id): row for row, target_id in enumerate(case.arrays["d2t"])}
+    return np.vectorize(row_of.__getitem__)(ids)
 
 
 def check(case: Case) -> None:
-    """Ids and log-probabilities of the block, or for a selector its scores after the anchor."""
-    logits = expected_logits(case)
-    best = np.argsort(-logits, axis=1, kind="stable")
+    """Ids and log-probabilities of the block, along its own chain; of a selector its scores after the anchor."""
+    logits, arrays = case.wanted.logits, case.arrays
     if case.config.kind == "dflash2":
-        check_selector(case, target_ids(case, best[:, :16]), np.take_along_axis(logits, best[:, :16], axis=1))
+        check_selector(case)
         return
-    wanted = np.take_along_axis(heads.log_softmax(logits), best[:, :5], axis=1)
+    rows = draft_rows(case, case.block.ids)
+    if case.config.kind == "dspark":
+        w1, w2 = arrays["markov_w1.weight"], arrays["markov_w2.weight"]
+        logits, _ = heads.markov_chain(logits, w1, w2, case.anchor, arrays.get("d2t"), rows[:, 0].tolist())
+    heads.check_best(rows, case.block.logprobs, logits, case.error)
 
-    assert case.block.ids.tolist() == target_ids(case, best[:, :5]).tolist()
-    assert np.abs(case.block.logprobs - wanted).max() < LOGPROB_ERROR
 
-
-def check_selector(case: Case, candidates: np.ndarray, logits: np.ndarray) -> None:
+def check_selector(case: Case) -> None:
+    """The candidates of every slot, and their scores after the third candidate of the slot before."""
+    before, logits = None, case.wanted.logits
     codebooks = [case.arrays[f"selector_{name}.weight"] for name in ("predecessor", "successor", "hidden")]
-    pairs = heads.selector_scores(case.wanted.hidden, candidates, *codebooks, case.anchor)
-    for slot, scores in enumerate(pairs + logits[:, None]):
-        prefix = [case.anchor, *[0] * (slot - 1), *([int(candidates[slot - 1, 2])] if slot else [])]
+    for slot in range(case.config.draft_horizon):
+        parent = case.anchor if before is None else before[2]
+        prefix = [case.anchor, *[0] * (slot - 1), *([] if before is None else [parent])]
         ids, logprobs = case.block.source(prefix, slot + 1)
+        rows = draft_rows(case, np.array([ids]))
+        pairs = heads.selector_scores(case.wanted.hidden[slot : slot + 1], np.array([ids]), *codebooks, parent)[0, 0]
+        scores, before = logits[slot, rows[0]] + pairs, ids
 
-        assert ids == candidates[slot].tolist()
-        assert np.ptp(np.array(logprobs) - scores[2]) < LOGPROB_ERROR
+        unconditioned = logits[slot : slot + 1]
+        heads.check_best(rows, heads.log_softmax(unconditioned)[:, rows[0]], unconditioned, case.error)
+        assert np.ptp(np.array(logprobs) - scores) < case.error
 
 
 @pytest.mark.parametrize("kind", KINDS)

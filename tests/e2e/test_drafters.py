@@ -24,14 +24,18 @@ from .conftest import DATA, GOLDEN, load
 
 pytestmark = pytest.mark.native
 
-# f32 arithmetic in another order: found are 2e-5 on log-probabilities (of logits up to 30) and 4e-7 on confidences.
-LOGPROB_ERROR, CONFIDENCE_ERROR = 1e-4, 4e-6
 FILES = {
     "dflash": assets.embedded_drafter_path(),
     "dspark": DATA / "minnow-dspark-q8_0.gguf",
     "dflash2": DATA / "minnow-dflash2-q8_0.gguf",
 }
 Blocks = list[tuple[dict[str, Any], DraftBlock]]
+
+
+@pytest.fixture(scope="module")
+def error(device: str) -> float:
+    """Of log-probabilities (of logits up to 30) in f32: found are 2e-5 on a CPU. A GPU may round factors to 11 bits."""
+    return 1e-4 if device == "CPU" else 5e-2
 
 
 def f32_engine_of(kind: str, target: Path, folder: Path, device: str) -> Engine:
@@ -105,24 +109,20 @@ def selector_blocks(dflash2: Engine, golden: list[dict[str, Any]]) -> Blocks:
     return first_blocks(dflash2, golden, top_k=8)
 
 
-def test_markov_chain_equals_the_reference(markov_blocks: Blocks) -> None:
+def test_markov_chain_equals_the_reference(markov_blocks: Blocks, error: float) -> None:
     """The chain, the best 5 of each of its positions, and their log-probabilities over the whole vocabulary."""
     for prompt, block in markov_blocks:
-        logits = prompt["arrays"]["dspark_logits"].astype(np.float64)
-        best = np.argsort(-logits, axis=1, kind="stable")[:, :5]
-        wanted = np.take_along_axis(heads.log_softmax(logits), best, axis=1)
-
         assert block.ids[:, 0].tolist() == prompt["blocks"]["dspark"]["drafted"]
-        assert block.ids.tolist() == best.tolist()
-        assert np.abs(block.logprobs - wanted).max() < LOGPROB_ERROR
+        heads.check_best(block.ids, block.logprobs, prompt["arrays"]["dspark_logits"].astype(np.float64), error)
 
 
-def test_confidence_equals_the_reference(markov_blocks: Blocks) -> None:
+def test_confidence_equals_the_reference(markov_blocks: Blocks, error: float) -> None:
+    """The sigmoid's slope is at most a quarter, and the head's weights are small."""
     for prompt, block in markov_blocks:
-        assert np.abs(block.confidence - prompt["arrays"]["dspark_confidence"]).max() < CONFIDENCE_ERROR
+        assert np.abs(block.confidence - prompt["arrays"]["dspark_confidence"]).max() < error / 25
 
 
-def test_selector_scores_equal_the_reference(selector_blocks: Blocks) -> None:
+def test_selector_scores_equal_the_reference(selector_blocks: Blocks, error: float) -> None:
     """After each of the reference's 8 predecessors: the same 8 candidates (trees look at 16), and scores that are equal
     up to the normaliser of the row."""
     for prompt, block in selector_blocks:
@@ -136,10 +136,10 @@ def test_selector_scores_equal_the_reference(selector_blocks: Blocks) -> None:
                 difference = np.array(logprobs[:8]) - scores[slot, p]
 
                 assert ids[:8] == candidates[slot].tolist()
-                assert np.ptp(difference) < LOGPROB_ERROR
+                assert np.ptp(difference) < error
 
 
-def test_selector_path_equals_the_reference(dflash2: Engine, golden: list[dict[str, Any]]) -> None:
+def test_selector_path_equals_the_reference(dflash2: Engine, golden: list[dict[str, Any]], error: float) -> None:
     """One token a slot: the same path, with the 8 candidates that the drafter was trained to select from."""
     for prompt, block in first_blocks(dflash2, golden, top_k=1):
         scores = prompt["arrays"]["dflash2_scores"].astype(np.float64)
@@ -147,7 +147,7 @@ def test_selector_path_equals_the_reference(dflash2: Engine, golden: list[dict[s
         chosen = [row[p] for row, p in zip(scores, [0, *path[:-1]], strict=True)]
 
         assert block.ids.tolist() == [[i] for i in prompt["blocks"]["dflash2"]["drafted"]]
-        assert (block.logprobs[:, 0] <= [heads.log_softmax(row).max() + LOGPROB_ERROR for row in chosen]).all()
+        assert (block.logprobs[:, 0] <= [heads.log_softmax(row).max() + error for row in chosen]).all()
 
 
 @pytest.fixture(scope="module")

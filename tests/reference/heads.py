@@ -24,13 +24,18 @@ def convolve(x: np.ndarray, weights: np.ndarray, side: int) -> np.ndarray:
 
 
 def markov_chain(
-    logits: np.ndarray, w1: np.ndarray, w2: np.ndarray, anchor: int, draft_to_target: np.ndarray | None = None
+    logits: np.ndarray,
+    w1: np.ndarray,
+    w2: np.ndarray,
+    anchor: int,
+    draft_to_target: np.ndarray | None = None,
+    chain: Sequence[int] | None = None,
 ) -> tuple[np.ndarray, list[int]]:
-    """Biased logits (n, n_rows) along the greedy chain, and the chosen rows; w1 (n_vocab, r), w2 (n_rows, r)."""
+    """Biased logits (n, n_rows) along the greedy chain or a given one, and its rows; w1 (n_vocab, r), w2 (n_rows, r)."""
     previous, biased, chosen = anchor, [], []
-    for row in logits:
+    for slot, row in enumerate(logits):
         biased.append(row + w2.astype(np.float64) @ w1[previous])
-        chosen.append(int(biased[-1].argmax()))
+        chosen.append(int(biased[-1].argmax()) if chain is None else int(chain[slot]))
         previous = chosen[-1] if draft_to_target is None else int(draft_to_target[chosen[-1]])
     return np.array(biased), chosen
 
@@ -66,6 +71,19 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
     """Over the last axis."""
     shifted = logits - logits.max(axis=-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+def check_best(ids: np.ndarray, values: np.ndarray, logits: np.ndarray, bound: float) -> None:
+    """ids and values (n, k) are the best of each row of logits (n, n_vocab) and their log-probabilities, in order.
+
+    Values closer than the bound may have changed places.
+    """
+    wanted = log_softmax(logits)
+    at, best = np.take_along_axis(wanted, ids, axis=1), -np.sort(-wanted, axis=1)[:, : ids.shape[1]]
+
+    assert all(len(set(row)) == len(row) for row in ids.tolist())
+    assert np.abs(at - best).max() < bound
+    assert np.abs(values - at).max() < bound
 
 
 def greedy_path(scores: np.ndarray) -> list[int]:

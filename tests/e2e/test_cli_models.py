@@ -17,6 +17,8 @@ from click.testing import CliRunner, Result
 from pyggml_spec.assets import embedded_drafter_path, embedded_target_path
 from pyggml_spec.cli import main
 
+from .conftest import DATA
+
 pytestmark = pytest.mark.native
 
 PROMPT = "def fibonacci(n):"
@@ -83,6 +85,18 @@ def test_json_document() -> None:
     assert len(document["tokens"]) == stats["committed"] == 24
     assert stats["accepted"] == sum(stats["accepted_per_depth"]) <= stats["offered"]
     assert stats["spec"]["engaged"] and stats["spec"]["drafter_kind"] == "dflash"
+
+
+def test_confidence_of_a_dspark_drafter() -> None:
+    """`--confidence` offers less than the full chain, and the document has every position's scores."""
+    pair = ("-m", embedded_target_path(), "-md", DATA / "minnow-dspark-q8_0.gguf", "--spec", "chain", "-n", "40")
+    whole, gated = (run_json("-p", PROMPT, *pair, "-ctkd", "q8_0", "--confidence", p)["stats"] for p in ("0", "0.6"))
+
+    assert len(gated["confidence_per_depth"]) == len(whole["confidence_per_depth"]) == 7
+    assert sum(gated["offered_per_depth"]) == gated["offered"] < whole["offered"]
+
+    headless = ("-m", embedded_target_path(), "-md", DATA / "minnow-dflash2-q8_0.gguf")
+    assert "no confidence head" in invoke("run", "-p", PROMPT, *headless, "--confidence", "0.5").output
 
 
 def test_speculation_does_not_change_greedy_text() -> None:

@@ -31,7 +31,7 @@ def markov_chain(
     draft_to_target: np.ndarray | None = None,
     chain: Sequence[int] | None = None,
 ) -> tuple[np.ndarray, list[int]]:
-    """Biased logits (n, n_rows) along the greedy chain or a given one, and its rows; w1 (n_vocab, r), w2 (n_rows, r)."""
+    """Biased logits (n, n_rows) along the greedy chain or a given one, and its rows; w1 (n_vocab, r), w2 (rows, r)."""
     previous, biased, chosen = anchor, [], []
     for slot, row in enumerate(logits):
         biased.append(row + w2.astype(np.float64) @ w1[previous])

@@ -55,7 +55,7 @@ struct fma_math {
     __device__ void start_queries(const Block & b) {
         for (int i = threadIdx.x; i < n_rows * D; i += n_threads) {
             const int row = i / D, at = i % D;
-            m.q[row][at] = row < b.n_rows ? b.o.q.row(b.head_of(row), b.node_of(row))[at] : 0.0f;
+            m.q[row][at] = b.m.query[row] ? b.m.query[row][at] : 0.0f;
         }
     }
 

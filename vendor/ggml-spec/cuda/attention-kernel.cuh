@@ -11,6 +11,8 @@ namespace {
 constexpr int score_stride = tile_keys + 8;  // keeps rows apart in the banks of shared memory
 constexpr int soften_lanes = 8;              // threads a row of scores
 
+constexpr float log2_e = 1.4426950408889634f;
+
 template <int n_rows>
 struct block_memory {
     float     scores[n_rows][score_stride];
@@ -18,6 +20,7 @@ struct block_memory {
     join_factors factors[n_rows];  // of the newest tile
     row_range range[n_rows];
     int       cell[2][tile_keys];  // of a tile and the next
+    const float * query[n_rows];   // null: no such row
 };
 
 // One block's work: rows [first_row, first_row + n_rows) of one KV head, counted node by node and head by head, over
@@ -75,8 +78,12 @@ struct attention_block {
         return node < o.n_nodes();
     }
 
-    // Ranges of the rows; false: a tail that this node's list does not reach.
-    __device__ bool find_ranges() {
+    // Where the rows' queries lie and what they see; false: a tail that this node's list does not reach.
+    __device__ bool find_rows() {
+        for (int row = threadIdx.x; row < Math::n_rows; row += Math::n_threads) {
+            m.query[row]  = row < n_rows ? o.q.row(head_of(row), node_of(row)) : nullptr;
+            m.weight[row] = { -INFINITY, 0.0f };
+        }
         if (is_tail) {
             __shared__ row_range range;
             if (threadIdx.x == 0) {
@@ -133,25 +140,26 @@ struct attention_block {
     __device__ void soften(int tile) {
         const int lane = threadIdx.x % soften_lanes;
         for (int row = threadIdx.x / soften_lanes; row < Math::n_rows; row += Math::n_threads / soften_lanes) {
-            const row_range range = m.range[row];
-            float * scores = m.scores[row];
-            float   score[8];
-            float   largest = -INFINITY;
+            float4 * low  = (float4 *) &m.scores[row][lane * 4];
+            float4 * high = (float4 *) &m.scores[row][32 + lane * 4];
+            float    score[8] = { low->x, low->y, low->z, low->w, high->x, high->y, high->z, high->w };
+            mask(score, m.range[row], tile + lane * 4);
+            float largest = score[0];
 #pragma unroll
-            for (int i = 0; i < 8; i++) {
-                const int key = i / 4 * 32 + lane * 4 + i % 4;
-                score[i] = tile + key >= range.first && tile + key < min(range.total, end) ? scores[key] : -INFINITY;
-                largest  = fmaxf(largest, score[i]);
+            for (int i = 1; i < 8; i++) {
+                largest = fmaxf(largest, score[i]);
             }
 #pragma unroll
             for (int step = soften_lanes / 2; step > 0; step /= 2) {
                 largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, step));
             }
+            const float base = largest == -INFINITY ? 0.0f : largest;
 #pragma unroll
             for (int i = 0; i < 8; i++) {
-                score[i] = largest == -INFINITY ? 0.0f : expf(score[i] - largest);
-                scores[i / 4 * 32 + lane * 4 + i % 4] = score[i];
+                score[i] = exp2f(times(plus(score[i], -base), log2_e));
             }
+            *low  = make_float4(score[0], score[1], score[2], score[3]);
+            *high = make_float4(score[4], score[5], score[6], score[7]);
             const float sum = lanes_sum<soften_lanes>(plus(plus(plus(score[0], score[1]), plus(score[2], score[3])),
                                                            plus(plus(score[4], score[5]), plus(score[6], score[7]))));
             if (lane == 0) {
@@ -162,15 +170,25 @@ struct attention_block {
         }
     }
 
-    __device__ void fold_tiles() {
-        for (int row = threadIdx.x; row < Math::n_rows; row += Math::n_threads) {
-            m.weight[row] = { -INFINITY, 0.0f };
+    // Entries that the row does not see weigh nothing; most tiles are seen whole.
+    __device__ void mask(float (&score)[8], row_range range, int entry) const {
+        const int total = min(range.total, end);
+        if (entry >= range.first && entry + 32 + 4 <= total) {
+            return;
         }
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const int at = entry + i / 4 * 32 + i % 4;
+            score[i] = at >= range.first && at < total ? score[i] : -INFINITY;
+        }
+    }
+
+    __device__ void fold_tiles() {
         keep_cell(0, fetch_cell(begin));
-        math.start_queries(*this);
         __syncthreads();
         math.start_keys(*this, 0, tile_size(begin));
         math.start_values(*this, 0, tile_size(begin));
+        math.start_queries(*this);
         for (int tile = begin, slot = 0; tile < end; tile += tile_keys, slot ^= 1) {
             const int next      = tile + tile_keys;
             const int next_cell = next < end ? fetch_cell(next) : 0;
@@ -218,7 +236,7 @@ template <typename Math>
 __global__ void __launch_bounds__(Math::n_threads) attention_kernel(const attention_operands o) {
     extern __shared__ float4 shared[];
     attention_block<Math> b(o, shared);
-    if (!b.find_work() || !b.find_ranges()) {
+    if (!b.find_work() || !b.find_rows()) {
         return;
     }
     __syncthreads();

@@ -44,15 +44,13 @@ struct mma_math {
 
     template <typename Block>
     __device__ void start_queries(const Block & b) {
-        for (int i = threadIdx.x; i < rows * D / 2; i += n_threads) {
-            const int row = i / (D / 2), at = i % (D / 2) * 2;
-            float2    q   = make_float2(0.0f, 0.0f);
-            if (row < b.n_rows) {
-                const float * source = b.o.q.row(b.head_of(row), b.node_of(row)) + at;
-                q = make_float2(source[0], source[1]);
-            }
+        const int n_used = (b.n_rows + 15) / 16 * 16;  // rows that a warp looks at
+#pragma unroll 4
+        for (int i = threadIdx.x; i < n_used * D / 2; i += n_threads) {
+            const int     row = i / (D / 2), at = i % (D / 2) * 2;
+            const float * q   = b.m.query[row];
             uint32_t high, low;
-            split_halves(high, low, q.x, q.y);
+            split_halves(high, low, q ? q[at] : 0.0f, q ? q[at + 1] : 0.0f);
             *(uint32_t *) &m.q[0][row][at] = high;
             *(uint32_t *) &m.q[1][row][at] = low;
         }
@@ -197,6 +195,7 @@ struct mma_math {
         }
         constexpr int key_steps  = tile_keys / 16;
         constexpr int block_tiles = quantised && result_tiles > 4 ? 4 : result_tiles;  // tiles that share a scale
+        constexpr int n_together  = block_tiles >= 4 ? 4 : 2;                          // sums that do not wait for each other
         const join_factors above = b.m.factors[row0 + lane / 4], below = b.m.factors[row0 + lane / 4 + 8];
         const int          first = column_warp * result_tiles * 8;
 #pragma unroll
@@ -207,20 +206,26 @@ struct mma_math {
                 load_weights(high[step], low[step], b, step, (first + block * 8) / 32);
             }
 #pragma unroll
-            for (int j = block; j < block + block_tiles; j += 2) {
-                float part[2][4] = {};
+            for (int j = block; j < block + block_tiles; j += n_together) {
+                float part[n_together][4] = {};
 #pragma unroll
                 for (int step = 0; step < key_steps; step++) {
-                    uint32_t v[4];
-                    load_matrices_transposed(v, &m.v[step * 16 + lane % 16][first + j * 8 + lane / 16 * 8]);
+                    uint32_t v[n_together / 2][4];
 #pragma unroll
-                    for (int i = 0; i < 2; i++) {
-                        multiply_add(part[i], high[step], v[2 * i], v[2 * i + 1]);
-                        multiply_add(part[i], low[step], v[2 * i], v[2 * i + 1]);
+                    for (int i = 0; i < n_together / 2; i++) {
+                        load_matrices_transposed(v[i], &m.v[step * 16 + lane % 16][first + (j + 2 * i) * 8 + lane / 16 * 8]);
+                    }
+#pragma unroll
+                    for (int i = 0; i < n_together; i++) {
+                        multiply_add(part[i], high[step], v[i / 2][i % 2 * 2], v[i / 2][i % 2 * 2 + 1]);
+                    }
+#pragma unroll
+                    for (int i = 0; i < n_together; i++) {
+                        multiply_add(part[i], low[step], v[i / 2][i % 2 * 2], v[i / 2][i % 2 * 2 + 1]);
                     }
                 }
 #pragma unroll
-                for (int i = 0; i < 2; i++) {
+                for (int i = 0; i < n_together; i++) {
                     result[j + i][0] = joined(result[j + i][0], part[i][0], above);
                     result[j + i][1] = joined(result[j + i][1], part[i][1], above);
                     result[j + i][2] = joined(result[j + i][2], part[i][2], below);

@@ -12,6 +12,10 @@ if(NOT PYGGML_SPEC_CUDA_ARCHITECTURES STREQUAL "default")
     set(CMAKE_CUDA_ARCHITECTURES "${PYGGML_SPEC_CUDA_ARCHITECTURES}")
 endif()
 enable_language(CUDA)
+if(CMAKE_CUDA_ARCHITECTURES STREQUAL "native" AND NOT CMAKE_CUDA_ARCHITECTURES_NATIVE MATCHES "^[0-9]")
+    message(FATAL_ERROR "This machine shows no NVIDIA card to build for: set PYGGML_SPEC_CUDA_ARCHITECTURES to compute capabilities "
+                        "such as 90, or to default for all that upstream builds for.")
+endif()
 
 # Upstream links cuBLAS as CUDA::cublas; toolkits that are cut down to the compiler lack it, Python's packages have it.
 function(pyggml_spec_find_cublas)

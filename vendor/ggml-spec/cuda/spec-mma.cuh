@@ -6,6 +6,11 @@
 namespace ggml_spec_cuda {
 namespace {
 
+// Launches ask the card first, so code for older ones only has to compile.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+#define SPEC_HAS_MATRIX_UNITS
+#endif
+
 // Four 8 x 8 matrices of halves from shared memory; lane i names row i % 8 of matrix i / 8. A register holds two halves:
 // of row lane / 4, columns lane % 4 * 2 and the next; transposed: of column lane / 4, rows lane % 4 * 2 and the next.
 __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], const __half * row) {
@@ -23,23 +28,31 @@ __device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], const
 // c += a b: a 16 x 16 (row by row), b 16 x 8 (column by column), c 16 x 8 in f32. c[0], c[1] belong to row lane / 4,
 // columns lane % 4 * 2 and the next; c[2], c[3] to the row 8 below.
 __device__ __forceinline__ void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+#ifdef SPEC_HAS_MATRIX_UNITS
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#endif
 }
 
 // 16 bytes from device memory to shared memory, on its own; a group is what is committed together.
 __device__ __forceinline__ void copy_async(void * shared, const void * global) {
+#ifdef SPEC_HAS_MATRIX_UNITS
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"((unsigned) __cvta_generic_to_shared(shared)), "l"(global));
+#endif
 }
 
 __device__ __forceinline__ void commit_copies() {
+#ifdef SPEC_HAS_MATRIX_UNITS
     asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
 }
 
 // Until all groups but the newest have arrived, for this thread's copies.
 __device__ __forceinline__ void wait_copies_but_one() {
+#ifdef SPEC_HAS_MATRIX_UNITS
     asm volatile("cp.async.wait_group 1;" ::: "memory");
+#endif
 }
 
 __device__ __forceinline__ uint32_t pack(__half low, __half high) {

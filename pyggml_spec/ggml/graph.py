@@ -105,7 +105,8 @@ class Graph:
         for i in range(self.n_nodes):
             node = lib.ggml_graph_node(self.ptr, i)
             if not lib.ggml_backend_supports_op(backend.ptr, node):
-                op = ffi.string(lib.ggml_op_desc(node)).decode()
+                described = lib.ggml_spec_mode_name if lib.ggml_spec_is_mode(node) else lib.ggml_op_desc
+                op = ffi.string(described(node)).decode()
                 name = ffi.string(node.name).decode()
                 raise DeviceError(f"device '{backend.device.name}' has no kernel for {op} (node '{name}')")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .bench_prompts import BUILT_IN, split_prompts
-from .options import Number, json_option, model_options
+from .options import Number, json_option, model_options, tau_option
 from .progress import StageBar
 from .prompt import read_prompt
 from .render import print_json, print_json_line
@@ -86,14 +86,7 @@ def _numbers(low: int, high: int) -> Callable[[click.Context, click.Parameter, s
     metavar="N",
     help="Candidates for each place in a tree.",
 )
-@click.option(
-    "--tau",
-    type=Number(0, allow_infinity=True),
-    default=6.0,
-    show_default=True,
-    metavar="X",
-    help="Leave out branches more than X nats less probable than the best.",
-)
+@tau_option
 @click.option(
     "--widths",
     callback=_numbers(1, MAX_TREE + 1),

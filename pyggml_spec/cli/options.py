@@ -49,6 +49,22 @@ def _apply(options: list[Callable[[Command], Command]]) -> Callable[[Command], C
     return decorate
 
 
+def _cache_type(short: str, long: str, name: str, what: str) -> Callable[[Command], Command]:
+    """An option that names the type of cached keys or values."""
+    return click.option(
+        short, long, name, type=click.Choice(KV_TYPES), default="f16", show_default=True, help=what
+    )
+
+
+tau_option = click.option(
+    "--tau",
+    type=Number(0, allow_infinity=True),
+    default=6.0,
+    show_default=True,
+    metavar="X",
+    help="Leave out branches more than X nats less probable than the best.",
+)
+
 model_options = _apply(
     [
         click.option(
@@ -69,7 +85,7 @@ model_options = _apply(
             type=click.IntRange(0),
             default=0,
             metavar="N",
-            help="Context size in tokens; 0 = what the model was trained with.  [default: 0]",
+            help="Context size in tokens; 0 = what the model was trained with, at most 8192.  [default: 0]",
         ),
         click.option(
             "-t",
@@ -79,41 +95,13 @@ model_options = _apply(
             metavar="N",
             help="CPU threads.  [default: one per core]",
         ),
-        click.option(
-            "-ctk",
-            "--cache-type-k",
-            "kv_type_k",
-            type=click.Choice(KV_TYPES),
-            default="f16",
-            show_default=True,
-            help="Type of cached keys.",
+        _cache_type("-ctk", "--cache-type-k", "kv_type_k", "Type of cached keys."),
+        _cache_type("-ctv", "--cache-type-v", "kv_type_v", "Type of cached values."),
+        _cache_type(
+            "-ctkd", "--cache-type-k-draft", "kv_type_draft_k", "Type of keys in the drafter's own cache."
         ),
-        click.option(
-            "-ctv",
-            "--cache-type-v",
-            "kv_type_v",
-            type=click.Choice(KV_TYPES),
-            default="f16",
-            show_default=True,
-            help="Type of cached values.",
-        ),
-        click.option(
-            "-ctkd",
-            "--cache-type-k-draft",
-            "kv_type_draft_k",
-            type=click.Choice(KV_TYPES),
-            default="f16",
-            show_default=True,
-            help="Type of keys in the drafter's own cache.",
-        ),
-        click.option(
-            "-ctvd",
-            "--cache-type-v-draft",
-            "kv_type_draft_v",
-            type=click.Choice(KV_TYPES),
-            default="f16",
-            show_default=True,
-            help="Type of values in the drafter's own cache.",
+        _cache_type(
+            "-ctvd", "--cache-type-v-draft", "kv_type_draft_v", "Type of values in the drafter's own cache."
         ),
         click.option(
             "--rotate-keys",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .draft_trees import SPACE, TreeNode, TreeRound, describe_round, printable_text
-from .options import Number, json_option, model_options, prompt_options
+from .options import json_option, model_options, prompt_options, tau_option
 from .progress import StageBar
 from .prompt import read_prompt
 from .render import is_terminal, print_json
@@ -57,14 +57,7 @@ MARKS = {"anchor": "", "accepted": "  accepted", "rejected": "", "bonus": "  cho
     metavar="N",
     help="Candidates for each place in a tree; 1 = a chain.",
 )
-@click.option(
-    "--tau",
-    type=Number(0, allow_infinity=True),
-    default=6.0,
-    show_default=True,
-    metavar="X",
-    help="Leave out branches more than X nats less probable than the best.",
-)
+@tau_option
 @click.option("--svg", type=PICTURE, metavar="FILE", help="Draw the trees into an SVG file, for a talk or a page.")
 @click.option("--html", type=PICTURE, metavar="FILE", help="Draw the trees into an HTML page of its own.")
 @json_option

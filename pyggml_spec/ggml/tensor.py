@@ -142,17 +142,6 @@ class Tensor:
             lib.ggml_backend_tensor_get(self.ptr, ffi.from_buffer(out), offset_bytes, n_bytes)
         return out
 
-    def host_view(self) -> np.ndarray | None:
-        """The data itself as an array of shape ne reversed, or None when it is not in host memory.
-
-        The view is valid while the tensor's buffer lives; the caller keeps the owner.
-        """
-        buffer = self.ptr.buffer
-        if buffer == ffi.NULL or not lib.ggml_backend_buffer_is_host(buffer) or not self.is_contiguous:
-            return None
-        raw = ffi.buffer(self.ptr.data, self.n_bytes)
-        return np.frombuffer(raw, dtype=self._numpy_type()).reshape(self._numpy_shape())
-
     def _numpy_shape(self) -> tuple[int, ...]:
         if self._shape is not None:
             return self._shape

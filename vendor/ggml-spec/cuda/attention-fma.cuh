@@ -30,23 +30,26 @@ __device__ __forceinline__ void load_values(float (&out)[8], const cells & table
     }
 }
 
-template <int D>
+// A tile is held whole or half by half (held_keys), where a block may not have more; a row's bits do not depend on it.
+template <int D, int held_keys>
 struct fma_math {
     static constexpr int head_dim     = D;
     static constexpr int n_rows       = 16;
     static constexpr int n_threads    = 128;
     static constexpr int score_rows   = 2;  // of a thread
-    static constexpr int score_keys   = 4;
-    static constexpr int key_groups   = tile_keys / score_keys;
+    static constexpr int n_held       = tile_keys / held_keys;  // parts of a tile
+    static constexpr int key_groups   = 16;
+    static constexpr int score_keys   = held_keys / key_groups;
     static constexpr int value_groups = D / 4;
     static constexpr int result_rows  = n_rows * value_groups / n_threads;
 
     struct memory {
-        float tile[tile_keys][D + 4];  // keys, then values
+        float tile[held_keys][D + 4];  // keys, then values
         float q[n_rows][D + 4];
     };
 
     memory & m;
+    int      slot = 0, n_cells = 0;  // of the newest tile
     float4   result[result_rows] = {};
 
     __device__ explicit fma_math(memory & m) : m(m) {}
@@ -62,7 +65,7 @@ struct fma_math {
     // n cells of a table into the tile; entries beyond n are zero. Several loads are on their way before the first is used.
     __device__ void load_tile(const cells & table, const int * cell, int first, int n) {
         constexpr int n_ahead = 4;
-        for (int begin = threadIdx.x; begin < tile_keys * (D / 8); begin += n_ahead * n_threads) {
+        for (int begin = threadIdx.x; begin < held_keys * (D / 8); begin += n_ahead * n_threads) {
             float values[n_ahead][8] = {};
 #pragma unroll
             for (int j = 0; j < n_ahead; j++) {
@@ -85,17 +88,37 @@ struct fma_math {
     template <typename Block> __device__ void start_values(const Block &, int, int) {}
 
     template <typename Block>
-    __device__ void wait_keys(const Block & b, int slot, int n) {
+    __device__ void wait_keys(const Block & b, int tile_slot, int n) {
+        slot    = tile_slot;
+        n_cells = n;
         load_tile(b.o.k, b.m.cell[slot], b.kv_head * D, n);
     }
 
     template <typename Block>
-    __device__ void wait_values(const Block & b, int slot, int n) {
-        load_tile(b.o.v, b.m.cell[slot], b.kv_head * D, n);
+    __device__ void wait_values(const Block & b, int tile_slot, int n) {
+        load_tile(b.o.v, b.m.cell[tile_slot], b.kv_head * D, n);
+    }
+
+    // A part of the newest tile in the place of the one before, when all threads have used that.
+    template <typename Block>
+    __device__ void load_part(const Block & b, const cells & table, int part) {
+        if (part > 0) {
+            __syncthreads();
+            load_tile(table, b.m.cell[slot] + part * held_keys, b.kv_head * D, n_cells - part * held_keys);
+            __syncthreads();
+        }
     }
 
     template <typename Block>
     __device__ void make_scores(const Block & b) {
+        for (int part = 0; part < n_held; part++) {
+            load_part(b, b.o.k, part);
+            make_part_scores(b, part);
+        }
+    }
+
+    template <typename Block>
+    __device__ __forceinline__ void make_part_scores(const Block & b, int part) {
         const int row0 = threadIdx.x / key_groups * score_rows;
         const int key0 = threadIdx.x % key_groups;
         if (row0 >= b.n_rows) {
@@ -128,7 +151,7 @@ struct fma_math {
         for (int i = 0; i < score_rows; i++) {
 #pragma unroll
             for (int j = 0; j < score_keys; j++) {
-                b.m.scores[row0 + i][key0 + j * key_groups] = times(sum[i][j], b.o.scale);
+                b.m.scores[row0 + i][part * held_keys + key0 + j * key_groups] = times(sum[i][j], b.o.scale);
             }
         }
     }
@@ -136,12 +159,28 @@ struct fma_math {
     template <typename Block>
     __device__ void add_values(const Block & b) {
         const int row0 = threadIdx.x / value_groups * result_rows;
-        const int at   = threadIdx.x % value_groups * 4;
+        float4    sum[result_rows] = {};
+        for (int part = 0; part < n_held; part++) {
+            load_part(b, b.o.v, part);
+            if (row0 < b.n_rows) {
+                add_part_values(sum, b, row0, part);
+            }
+        }
         if (row0 >= b.n_rows) {
             return;
         }
-        float4 part[result_rows] = {};
-        for (int key = 0; key < tile_keys; key += 4) {
+#pragma unroll
+        for (int i = 0; i < result_rows; i++) {
+            const join_factors factors = b.m.factors[row0 + i];
+            result[i] = make_float4(joined(result[i].x, sum[i].x, factors), joined(result[i].y, sum[i].y, factors),
+                                    joined(result[i].z, sum[i].z, factors), joined(result[i].w, sum[i].w, factors));
+        }
+    }
+
+    template <typename Block>
+    __device__ __forceinline__ void add_part_values(float4 (&sum)[result_rows], const Block & b, int row0, int part) {
+        const int at = threadIdx.x % value_groups * 4;
+        for (int key = 0; key < held_keys; key += 4) {
             float4 v[4];
 #pragma unroll
             for (int j = 0; j < 4; j++) {
@@ -149,22 +188,16 @@ struct fma_math {
             }
 #pragma unroll
             for (int i = 0; i < result_rows; i++) {
-                const float4 weights = *(const float4 *) &b.m.scores[row0 + i][key];
+                const float4 weights = *(const float4 *) &b.m.scores[row0 + i][part * held_keys + key];
                 const float  w[4]    = { weights.x, weights.y, weights.z, weights.w };
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
-                    part[i].x = madd(w[j], v[j].x, part[i].x);
-                    part[i].y = madd(w[j], v[j].y, part[i].y);
-                    part[i].z = madd(w[j], v[j].z, part[i].z);
-                    part[i].w = madd(w[j], v[j].w, part[i].w);
+                    sum[i].x = madd(w[j], v[j].x, sum[i].x);
+                    sum[i].y = madd(w[j], v[j].y, sum[i].y);
+                    sum[i].z = madd(w[j], v[j].z, sum[i].z);
+                    sum[i].w = madd(w[j], v[j].w, sum[i].w);
                 }
             }
-        }
-#pragma unroll
-        for (int i = 0; i < result_rows; i++) {
-            const join_factors factors = b.m.factors[row0 + i];
-            result[i] = make_float4(joined(result[i].x, part[i].x, factors), joined(result[i].y, part[i].y, factors),
-                                    joined(result[i].z, part[i].z, factors), joined(result[i].w, part[i].w, factors));
         }
     }
 
@@ -179,6 +212,19 @@ struct fma_math {
         }
     }
 };
+
+// Heads of 256 values want more than a card without matrix units has; what one has fits half a tile of them.
+template <int D> using fma_whole = fma_math<D, tile_keys>;
+template <int D> using fma_least = fma_math<D, D == 256 ? tile_keys / 2 : tile_keys>;
+
+template <int D>
+void launch_attention_fma(const attention_operands & o, size_t shared_bytes, cudaStream_t stream) {
+    if (attention_block_bytes<fma_whole<D>>(o.n_columns) + attention_static_bytes <= shared_bytes) {
+        launch_attention<fma_whole<D>>(o, stream);
+    } else {
+        launch_attention<fma_least<D>>(o, stream);
+    }
+}
 
 }  // namespace
 }  // namespace ggml_spec_cuda

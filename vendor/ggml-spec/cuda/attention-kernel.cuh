@@ -248,6 +248,9 @@ __global__ void __launch_bounds__(Math::n_threads) attention_kernel(const attent
     }
 }
 
+// At most what a block has besides.
+constexpr size_t attention_static_bytes = 64;
+
 template <typename Math>
 size_t attention_block_bytes(int n_columns) {
     return sizeof(block_memory<Math::n_rows>) + sizeof(typename Math::memory) + n_columns * sizeof(int);

@@ -126,7 +126,7 @@ int device_attribute(cudaDeviceAttr attribute) {
     return value;
 }
 
-bool use_matrix_units(const ggml_tensor * op) {
+bool use_matrix_units([[maybe_unused]] const ggml_tensor * op) {
 #if defined(__HIPCC__)
     return false;
 #else
@@ -171,7 +171,7 @@ attention_operands read_operands(ggml_tensor * op, void * scratch) {
 template <int D>
 void launch(const attention_operands & o, bool by_matrix_units, size_t shared_bytes, cudaStream_t stream) {
     if (!by_matrix_units) {
-        launch_attention<fma_math<D>>(o, stream);
+        launch_attention_fma<D>(o, shared_bytes, stream);
     }
 #if !defined(__HIPCC__)
     else if (o.k.type == cell_f16) {
@@ -183,6 +183,15 @@ void launch(const attention_operands & o, bool by_matrix_units, size_t shared_by
     attention_join_kernel<D><<<dim3(o.n_heads, o.n_columns), D, 0, stream>>>(o);
 }
 
+// Cards with matrix units have more than 64 KB of shared memory a block, and their variants come in one size.
+template <int D>
+bool fits(int64_t n_columns, size_t shared_bytes) {
+    const size_t scales = 8 * 1024;  // the smallest variant for matrix units needs no more than these besides
+    const size_t whole  = attention_block_bytes<fma_whole<D>>((int) n_columns);
+    const size_t least  = attention_block_bytes<fma_least<D>>((int) n_columns);
+    return whole + scales <= shared_bytes || (shared_bytes <= 64 * 1024 && least + attention_static_bytes <= shared_bytes);
+}
+
 }  // namespace
 
 bool attention_supported(const ggml_tensor * op, size_t shared_bytes) {
@@ -190,11 +199,8 @@ bool attention_supported(const ggml_tensor * op, size_t shared_bytes) {
     if ((D != 64 && D != 128 && D != 256) || n_columns > 65535 || !find_cell_type(op->src[1]) || !find_cell_type(op->src[2])) {
         return false;
     }
-    const size_t scales  = 8 * 1024;  // the smallest variant for matrix units needs no more than these besides
-    const size_t n_bytes = D == 64 ? attention_block_bytes<fma_math<64>>((int) n_columns) :
-                           D == 128 ? attention_block_bytes<fma_math<128>>((int) n_columns) :
-                                      attention_block_bytes<fma_math<256>>((int) n_columns);
-    return n_bytes + scales <= shared_bytes;
+    return D == 64  ? fits<64>(n_columns, shared_bytes) :
+           D == 128 ? fits<128>(n_columns, shared_bytes) : fits<256>(n_columns, shared_bytes);
 }
 
 size_t attention_scratch_bytes(const ggml_tensor * op) {

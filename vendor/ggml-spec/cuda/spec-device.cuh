@@ -1,8 +1,6 @@
 // What the kernels share: the runtime's names, the schedule as device data, and arithmetic with one meaning everywhere.
 #pragma once
 
-#include "ggml-spec-impl.h"
-
 #if defined(__HIPCC__)
 #include <hip/hip_runtime.h>
 #include <hip/hip_fp16.h>
@@ -11,13 +9,22 @@
 #define cudaSuccess                 hipSuccess
 #define cudaGetLastError            hipGetLastError
 #define cudaGetErrorString          hipGetErrorString
+#define cudaGetDevice               hipGetDevice
+#define cudaDeviceAttr              hipDeviceAttribute_t
+#define cudaDeviceGetAttribute      hipDeviceGetAttribute
+#define cudaDevAttrMaxSharedMemoryPerBlockOptin hipDeviceAttributeMaxSharedMemoryPerBlock
 #define cudaFuncSetAttribute(f, a, v) hipFuncSetAttribute((const void *) (f), a, v)
 #define cudaFuncAttributeMaxDynamicSharedMemorySize hipFuncAttributeMaxDynamicSharedMemorySize
 #define __shfl_xor_sync(mask, value, lane_mask) __shfl_xor(value, lane_mask, 32)
+// A warp runs in step, so only the compiler has to keep accesses on their side.
+#define __syncwarp() (__builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront"), __builtin_amdgcn_wave_barrier(), \
+                      __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront"))
 #else
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 #endif
+
+#include "ggml-spec-impl.h"
 
 #include <cstdint>
 
@@ -34,6 +41,18 @@ __device__ __forceinline__ float madd(float a, float b, float c) {
     return fmaf(a, b, c);
 }
 
+#if defined(__HIPCC__)
+// HIP's functions of these names are plain operators, which its compiler fuses.
+__device__ __forceinline__ float times(float a, float b) {
+#pragma clang fp contract(off)
+    return a * b;
+}
+
+__device__ __forceinline__ float plus(float a, float b) {
+#pragma clang fp contract(off)
+    return a + b;
+}
+#else
 __device__ __forceinline__ float times(float a, float b) {
     return __fmul_rn(a, b);
 }
@@ -41,6 +60,7 @@ __device__ __forceinline__ float times(float a, float b) {
 __device__ __forceinline__ float plus(float a, float b) {
     return __fadd_rn(a, b);
 }
+#endif
 
 // Sum over `lanes` neighbouring threads, the same bits in each of them.
 template <int lanes>

@@ -1,8 +1,8 @@
 """Compile our GPU kernels for AMD cards, without a card: python tools/check_hip.py [FILE.cu ...].
 
 Every kernel becomes machine code for every target, the host's side is checked once a file, and what kernels use of a
-card is printed. Needs clang with AMD's target, HIP headers and the device library: ROCm (/opt/rocm or ROCM_PATH) has all
-three. Without it, Debian's clang and what a wheel of triton carries will do (later wheels lack headers):
+card is printed. Needs clang with AMD's target, HIP headers and the device library: ROCm (/opt/rocm or ROCM_PATH) has
+all three. Without it, Debian's clang and what a wheel of triton carries will do (later wheels lack headers):
 
     apt install clang-22 && pip install --no-deps triton==3.5.1
 """

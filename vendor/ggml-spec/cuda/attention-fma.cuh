@@ -156,6 +156,10 @@ struct fma_math {
         }
     }
 
+    __device__ static void keep_weights(float (&row)[score_stride], int at, const float (&w)[8]) {
+        keep_weights_f32(row, at, w);
+    }
+
     template <typename Block>
     __device__ void add_values(const Block & b) {
         const int row0 = threadIdx.x / value_groups * result_rows;

@@ -1,6 +1,6 @@
 // The two kernels of attention, for any way (Math) to multiply queries, keys and values of a tile:
 //   Math::n_threads, Math::n_rows, Math::head_dim, Math::memory
-//   start_queries, start_keys, wait_keys, make_scores, start_values, wait_values, add_values, each_result
+//   start_queries, start_keys, wait_keys, make_scores, keep_weights, start_values, wait_values, add_values, each_result
 #pragma once
 
 #include "attention-lists.cuh"
@@ -8,14 +8,12 @@
 namespace ggml_spec_cuda {
 namespace {
 
-constexpr int score_stride = tile_keys + 8;  // keeps rows apart in the banks of shared memory
-constexpr int soften_lanes = 8;              // threads a row of scores
-
-constexpr float log2_e = 1.4426950408889634f;
+constexpr int score_stride = tile_keys + 12;  // keeps rows apart in the banks of shared memory
+constexpr int soften_lanes = 8;               // threads a row of scores
 
 template <int n_rows>
 struct block_memory {
-    float     scores[n_rows][score_stride];
+    float     scores[n_rows][score_stride];  // then weights, as Math keeps them
     weighted  weight[n_rows];      // so far
     join_factors factors[n_rows];  // of the newest tile
     row_range range[n_rows];
@@ -31,28 +29,35 @@ struct attention_block {
     block_memory<Math::n_rows> & m;
     Math                         math;
     int *                        branch;  // in a tail: the node's cells from itself up to the root
+    const int32_t *              list;
+    int  n_committed;
     int  kv_head, heads, first_row, n_rows, part, begin, end;
     bool is_tail;
 
     __device__ attention_block(const attention_operands & o, float4 * shared)
         : o(o), m(*(block_memory<Math::n_rows> *) shared), math(*(typename Math::memory *) (&m + 1)) {
-        branch  = (int *) ((typename Math::memory *) (&m + 1) + 1);
-        kv_head = blockIdx.y;
-        heads   = o.n_heads / o.n_heads_kv;
-        is_tail = (int) blockIdx.x >= o.n_splits * o.n_groups;
+        branch      = (int *) ((typename Math::memory *) (&m + 1) + 1);
+        list        = o.list();
+        n_committed = o.n_committed();
+        kv_head     = blockIdx.y;
+        heads       = o.n_heads / o.n_heads_kv;
+        is_tail     = (int) blockIdx.x >= o.n_splits * o.n_groups;
     }
 
     __device__ int node_of(int row) const { return (first_row + row) / heads; }
     __device__ int head_of(int row) const { return kv_head * heads + (first_row + row) % heads; }
 
-    // Takes this block's share; false: there is nothing to do.
+    // Rows that the matrix units look at, in steps of 16.
+    __device__ int n_used() const { return (n_rows + 15) / 16 * 16; }
+
+    // Takes this block's share, late splits first because they are long; false: there is nothing to do.
     __device__ bool find_work() {
         if (is_tail) {
             return find_tail((int) blockIdx.x - o.n_splits * o.n_groups);
         }
-        part      = blockIdx.x / o.n_groups;
-        first_row = blockIdx.x % o.n_groups * Math::n_rows;
-        n_rows    = min(Math::n_rows, o.n_nodes() * heads - first_row);
+        part      = o.n_splits - 1 - (int) blockIdx.x / o.n_groups;
+        first_row = blockIdx.x % o.n_groups * o.group_rows;
+        n_rows    = min(o.group_rows, o.n_nodes() * heads - first_row);
         if (n_rows <= 0) {
             return false;
         }
@@ -73,7 +78,7 @@ struct attention_block {
         first_row = node * heads + index / o.n_tails % row_groups * Math::n_rows;
         n_rows    = min(Math::n_rows, (node + 1) * heads - first_row);
         part      = o.n_splits + tile;
-        begin     = round_down(o.n_committed(), tile_keys) + tile * tile_keys;
+        begin     = round_down(n_committed, tile_keys) + tile * tile_keys;
         end       = begin + tile_keys;
         return node < o.n_nodes();
     }
@@ -113,19 +118,19 @@ struct attention_block {
             }
             depth++;
         }
-        return make_range(o, o.n_committed() + depth - 1, o.n_committed() + depth);
+        return make_range(o, n_committed + depth - 1, n_committed + depth);
     }
 
     __device__ int cell_of(int entry) const {
-        if (entry < o.n_committed() || o.visibility == GGML_SPEC_VISIBLE_PREFIX) {
-            return o.list()[entry];
+        if (entry < n_committed || o.visibility == GGML_SPEC_VISIBLE_PREFIX) {
+            return list[entry];
         }
-        return is_tail ? branch[m.range[0].total - 1 - entry] : o.node_cell(entry - o.n_committed());
+        return is_tail ? branch[m.range[0].total - 1 - entry] : o.node_cell(entry - n_committed);
     }
 
     __device__ int tile_size(int tile) const { return min(tile_keys, end - tile); }
 
-    // This thread's cell of a tile, on its way while other things happen.
+    // This thread's cell of a tile, on its way while other things happen; 0 beyond the end.
     __device__ int fetch_cell(int tile) const {
         return (int) threadIdx.x < tile_size(tile) ? cell_of(tile + threadIdx.x) : 0;
     }
@@ -139,10 +144,10 @@ struct attention_block {
     // Scores become weights relative to the tile's largest, and the tile is joined to the row's sums.
     __device__ void soften(int tile) {
         const int lane = threadIdx.x % soften_lanes;
-        for (int row = threadIdx.x / soften_lanes; row < Math::n_rows; row += Math::n_threads / soften_lanes) {
-            float4 * low  = (float4 *) &m.scores[row][lane * 4];
-            float4 * high = (float4 *) &m.scores[row][32 + lane * 4];
-            float    score[8] = { low->x, low->y, low->z, low->w, high->x, high->y, high->z, high->w };
+        for (int row = threadIdx.x / soften_lanes; row < n_used(); row += Math::n_threads / soften_lanes) {
+            const float4 a = *(const float4 *) &m.scores[row][lane * 4];
+            const float4 b = *(const float4 *) &m.scores[row][32 + lane * 4];
+            float score[8] = { a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w };
             mask(score, m.range[row], tile + lane * 4);
             float largest = score[0];
 #pragma unroll
@@ -156,10 +161,9 @@ struct attention_block {
             const float base = largest == -INFINITY ? 0.0f : largest;
 #pragma unroll
             for (int i = 0; i < 8; i++) {
-                score[i] = exp2f(times(plus(score[i], -base), log2_e));
+                score[i] = power_of_2(plus(score[i], -base));
             }
-            *low  = make_float4(score[0], score[1], score[2], score[3]);
-            *high = make_float4(score[4], score[5], score[6], score[7]);
+            Math::keep_weights(m.scores[row], lane * 4, score);
             const float sum = lanes_sum<soften_lanes>(plus(plus(plus(score[0], score[1]), plus(score[2], score[3])),
                                                            plus(plus(score[4], score[5]), plus(score[6], score[7]))));
             if (lane == 0) {
@@ -186,9 +190,9 @@ struct attention_block {
     __device__ void fold_tiles() {
         keep_cell(0, fetch_cell(begin));
         __syncthreads();
+        math.start_queries(*this);
         math.start_keys(*this, 0, tile_size(begin));
         math.start_values(*this, 0, tile_size(begin));
-        math.start_queries(*this);
         for (int tile = begin, slot = 0; tile < end; tile += tile_keys, slot ^= 1) {
             const int next      = tile + tile_keys;
             const int next_cell = next < end ? fetch_cell(next) : 0;
@@ -232,6 +236,12 @@ struct attention_block {
     }
 };
 
+// Weights of keys at .. at + 3 and 32 further on, in place of the scores.
+__device__ __forceinline__ void keep_weights_f32(float (&row)[score_stride], int at, const float (&w)[8]) {
+    *(float4 *) &row[at]      = make_float4(w[0], w[1], w[2], w[3]);
+    *(float4 *) &row[32 + at] = make_float4(w[4], w[5], w[6], w[7]);
+}
+
 template <typename Math>
 __global__ void __launch_bounds__(Math::n_threads) attention_kernel(const attention_operands o) {
     extern __shared__ float4 shared[];
@@ -260,7 +270,8 @@ template <typename Math>
 void launch_attention(attention_operands o, cudaStream_t stream) {
     const int heads    = o.n_heads / o.n_heads_kv;
     const int per_node = (heads + Math::n_rows - 1) / Math::n_rows;
-    o.n_groups = (o.n_columns * heads + Math::n_rows - 1) / Math::n_rows;
+    o.n_groups   = (o.n_columns * heads + Math::n_rows - 1) / Math::n_rows;
+    o.group_rows = ((o.n_columns * heads + o.n_groups - 1) / o.n_groups + 15) / 16 * 16;
     const size_t n_bytes = attention_block_bytes<Math>(o.n_columns);
     const dim3   grid(o.n_splits * o.n_groups + o.n_columns * per_node * o.n_tails, o.n_heads_kv);
     allow_shared_bytes(attention_kernel<Math>, n_bytes);

@@ -23,8 +23,9 @@ struct split_zone {
 };
 
 __host__ __device__ __forceinline__ split_zone split_zone_of_entry(int entry) {
-    return entry < 4096 ? split_zone { 0, 0, 128 } : entry < 16384 ? split_zone { 4096, 32, 512 } :
-           entry < 65536 ? split_zone { 16384, 56, 1024 } : split_zone { 65536, 104, 4096 };
+    return entry < 2048 ? split_zone { 0, 0, 128 } : entry < 8192 ? split_zone { 2048, 16, 256 } :
+           entry < 32768 ? split_zone { 8192, 40, 512 } : entry < 131072 ? split_zone { 32768, 88, 1024 } :
+                                                          split_zone { 131072, 184, 4096 };
 }
 
 __host__ __device__ __forceinline__ int split_of_entry(int entry) {
@@ -33,7 +34,8 @@ __host__ __device__ __forceinline__ int split_of_entry(int entry) {
 }
 
 __device__ __forceinline__ int split_begin(int split) {
-    const split_zone zone = split_zone_of_entry(split < 32 ? 0 : split < 56 ? 4096 : split < 104 ? 16384 : 65536);
+    const split_zone zone =
+        split_zone_of_entry(split < 16 ? 0 : split < 40 ? 2048 : split < 88 ? 8192 : split < 184 ? 32768 : 131072);
     return zone.begin + (split - zone.first) * zone.length;
 }
 
@@ -71,7 +73,7 @@ struct cell_block {
     __device__ __forceinline__ unsigned pair(int i) const { return ((const uint16_t *) data)[1 + i]; }
 };
 
-// f32 values and the weight they have in a softmax: the largest score, and the sum of exponentials relative to it.
+// f32 values and the weight they have in a softmax: the largest score, and the sum of powers of 2 relative to it.
 struct weighted {
     float largest;
     float sum;
@@ -88,8 +90,9 @@ struct attention_operands {
     int2 *          range;         // [N]: first entry in the window and end of a node's list; of trees only
     int             n_heads, n_heads_kv, n_columns, n_list, window, visibility;
     int             n_groups;      // of rows that share their tiles
+    int             group_rows;    // rows of a group
     int             n_splits, n_tails;  // parts of a row: splits, then tail tiles
-    float           scale;
+    float           scale;         // of scores that are exponents of 2
 
     __device__ __forceinline__ int n_nodes()     const { return nodes[1]; }
     __device__ __forceinline__ int n_committed() const { return nodes[2]; }
@@ -138,7 +141,8 @@ __device__ __forceinline__ join_factors join(float & largest, float & sum, float
         return { 1.0f, 0.0f };
     }
     const float        new_largest = fmaxf(largest, part_largest);
-    const join_factors factors     = { expf(largest - new_largest), expf(part_largest - new_largest) };
+    const join_factors factors     = { power_of_2(plus(largest, -new_largest)),
+                                     power_of_2(plus(part_largest, -new_largest)) };
     largest = new_largest;
     sum     = madd(sum, factors.before, times(part_sum, factors.part));
     return factors;

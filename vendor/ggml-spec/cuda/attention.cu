@@ -18,28 +18,54 @@ struct row_parts {
         const weighted one = weights[part];
         value = joined(value, values[(int64_t) part * stride], join(so_far.largest, so_far.sum, one.largest, one.sum));
     }
+};
+
+// Sums of parts relative to one largest score.
+struct row_sums {
+    float largest, weight, value;
+
+    __device__ __forceinline__ void add(weighted part, float part_value) {
+        const float factor = power_of_2(plus(part.largest, -largest));
+        weight = madd(part.sum, factor, weight);
+        value  = madd(part_value, factor, value);
+    }
 
     // Parts [begin, end), several loads on their way before the first is used.
-    __device__ __forceinline__ void join_run(weighted & so_far, float & value, int begin, int end) const {
-        constexpr int n_ahead = 8;
+    __device__ __forceinline__ void add_run(const row_parts & parts, int begin, int end) {
+        constexpr int n_ahead = 16;
         for (int first = begin; first < end; first += n_ahead) {
             weighted part[n_ahead];
-            float    part_value[n_ahead];
+            float    value[n_ahead];
 #pragma unroll
             for (int i = 0; i < n_ahead; i++) {
-                const int at  = min(first + i, end - 1);
-                part[i]       = weights[at];
-                part_value[i] = values[(int64_t) at * stride];
+                const int at = min(first + i, end - 1);
+                part[i]      = parts.weights[at];
+                value[i]     = parts.values[(int64_t) at * parts.stride];
             }
 #pragma unroll
             for (int i = 0; i < n_ahead; i++) {
                 if (first + i < end) {
-                    value = joined(value, part_value[i], join(so_far.largest, so_far.sum, part[i].largest, part[i].sum));
+                    add(part[i], value[i]);
                 }
             }
         }
     }
 };
+
+template <int D>
+__device__ __forceinline__ float largest_of_block(float x) {
+    __shared__ float of_warp[D / warp_lanes];
+    x = warp_max(x);
+    if (threadIdx.x % warp_lanes == 0) {
+        of_warp[threadIdx.x / warp_lanes] = x;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < D / warp_lanes; i++) {
+        x = fmaxf(x, of_warp[i]);
+    }
+    return x;
+}
 
 // A row's splits and tail tiles in list order; a thread a value. Columns beyond the nodes are zero.
 template <int D>
@@ -53,30 +79,37 @@ __global__ void __launch_bounds__(D) attention_join_kernel(const attention_opera
     if (o.partial == nullptr) {
         return;
     }
-    const row_range range = o.is_tree() ? row_range { o.range[node].x, o.range[node].y } : plain_range(o, node);
-    const int       end   = o.shared_end(range.total);
-    const int       first = split_of_entry(range.first);
-    const int       mixed = o.is_tree() ? split_of_entry(end) : split_of_entry(range.total - 1) + 1;
-    const row_parts parts = { o.partial + o.parts(node, head) * D + at, o.weight + o.parts(node, head), D };
-    weighted all   = { -INFINITY, 0.0f };
-    float    value = 0.0f;
-    parts.join_run(all, value, first, mixed);
-    // Splits with tail tiles in them: a split is put together first, as its block would have done.
-    int tail = 0;
-    for (int split = max(first, mixed); split <= split_of_entry(range.total - 1); split++) {
-        const int next_begin = split_begin(split + 1);
-        weighted  one        = { -INFINITY, 0.0f };
-        float     one_value  = 0.0f;
-        if (max(round_down(range.first, tile_keys), split_begin(split)) < min(end, next_begin)) {
+    const row_range range   = o.is_tree() ? row_range { o.range[node].x, o.range[node].y } : plain_range(o, node);
+    const int       end     = o.shared_end(range.total);
+    const int       n_tails = max(0, (range.total - end + tile_keys - 1) / tile_keys);
+    // Splits from the first that the row sees: those with shared tiles, and among them those without tail tiles.
+    const int       first   = split_of_entry(range.first);
+    const int       shared  = end > range.first ? split_of_entry(end - 1) + 1 : first;
+    const int       whole   = o.is_tree() ? min(shared, split_of_entry(end)) : shared;
+    const row_parts parts   = { o.partial + o.parts(node, head) * D + at, o.weight + o.parts(node, head), D };
+    float largest = -INFINITY;
+    for (int i = at; i < shared - first + n_tails; i += D) {
+        largest = fmaxf(largest, parts.weights[i < shared - first ? first + i : o.n_splits + i - (shared - first)].largest);
+    }
+    row_sums all = { largest_of_block<D>(largest), 0.0f, 0.0f };
+    all.add_run(parts, first, whole);
+    // A split with tail tiles is put together first, as its block would have done.
+    for (int split = max(first, whole); split <= split_of_entry(range.total - 1); split++) {
+        const int begin = split_begin(split), next_begin = split_begin(split + 1);
+        weighted  one       = { -INFINITY, 0.0f };
+        float     one_value = 0.0f;
+        if (split < shared) {
             parts.join_to(one, one_value, split);
         }
-        for (; end + tail * tile_keys < min(range.total, next_begin); tail++) {
-            parts.join_to(one, one_value, o.n_splits + tail);
+        for (int tile = max(begin, end); tile < min(range.total, next_begin); tile += tile_keys) {
+            parts.join_to(one, one_value, o.n_splits + (tile - end) / tile_keys);
         }
-        value = joined(value, one_value, join(all.largest, all.sum, one.largest, one.sum));
+        all.add(one, one_value);
     }
-    *out = gated(o, node, head, at, times(value, 1.0f / all.sum));
+    *out = gated(o, node, head, at, times(all.value, 1.0f / all.weight));
 }
+
+constexpr float log2_e = 1.4426950408889634f;
 
 bool is_tree(const ggml_tensor * op) {
     return op->op_params[2] == GGML_SPEC_VISIBLE_ANCESTORS;
@@ -160,6 +193,7 @@ attention_operands read_operands(ggml_tensor * op, void * scratch) {
     o.window     = op->op_params[1];
     o.visibility = op->op_params[2];
     memcpy(&o.scale, &op->op_params[0], sizeof(float));
+    o.scale *= log2_e;
     if (is_split(op)) {
         o.partial = (float *) scratch;
         o.weight  = (weighted *) ((char *) scratch + partial_bytes(op));

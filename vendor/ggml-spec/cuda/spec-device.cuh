@@ -62,6 +62,17 @@ __device__ __forceinline__ float plus(float a, float b) {
 }
 #endif
 
+// 2 to the power of x, by the card's own unit: the same bits wherever it is used, within 2 roundings of f32.
+__device__ __forceinline__ float power_of_2(float x) {
+#if defined(__HIPCC__)
+    return exp2f(x);
+#else
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#endif
+}
+
 // Sum over `lanes` neighbouring threads, the same bits in each of them.
 template <int lanes>
 __device__ __forceinline__ float lanes_sum(float x) {
@@ -91,6 +102,9 @@ struct strided {
     __device__ __forceinline__ const float * row(int64_t i1, int64_t i2 = 0) const {
         return (const float *) (data + i1 * nb1 + i2 * nb2);
     }
+
+    // Whether every row may be read 16 bytes at a time.
+    __device__ __forceinline__ bool is_aligned() const { return (((uintptr_t) data | nb1 | nb2) & 15) == 0; }
 };
 
 inline strided strided_view(const ggml_tensor * t) {

@@ -35,10 +35,11 @@ __device__ __forceinline__ void multiply_add(float (&c)[4], const uint32_t (&a)[
 #endif
 }
 
-// 16 bytes from device memory to shared memory, on its own; a group is what is committed together.
-__device__ __forceinline__ void copy_async(void * shared, const void * global) {
+// 16 bytes from device memory to shared memory, on its own, or 16 zero bytes; a group is what is committed together.
+__device__ __forceinline__ void copy_async(void * shared, const void * global, bool or_zeros) {
 #ifdef SPEC_HAS_MATRIX_UNITS
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"((unsigned) __cvta_generic_to_shared(shared)), "l"(global));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :: "r"((unsigned) __cvta_generic_to_shared(shared)), "l"(global), "r"(or_zeros ? 0 : 16));
 #endif
 }
 
@@ -67,6 +68,15 @@ __device__ __forceinline__ void split_halves(uint32_t & high, uint32_t & low, fl
     const __half hx = __float2half_rn(x), hy = __float2half_rn(y);
     high = pack(hx, hy);
     low  = pack(__float2half_rn(plus(x, -__half2float(hx))), __float2half_rn(plus(y, -__half2float(hy))));
+}
+
+// The same for four neighbours, to memory.
+__device__ __forceinline__ void split_four(__half * high, __half * low, float x, float y, float z, float w) {
+    uint2 h, l;
+    split_halves(h.x, l.x, x, y);
+    split_halves(h.y, l.y, z, w);
+    *(uint2 *) high = h;
+    *(uint2 *) low  = l;
 }
 
 }  // namespace

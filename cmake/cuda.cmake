@@ -22,7 +22,9 @@ function(pyggml_spec_find_cublas)
     if(TARGET CUDA::cublas)
         return()
     endif()
-    execute_process(COMMAND "${Python_EXECUTABLE}" -c "import sys; print(';'.join(p + '/nvidia' for p in sys.path if p))"
+    # pip's isolated builds take the environment's own packages off sys.path, so their folder is named besides.
+    execute_process(COMMAND "${Python_EXECUTABLE}" -c "import sys, sysconfig
+print(';'.join(p + '/nvidia' for p in [*sys.path, sysconfig.get_path('platlib')] if p))"
         OUTPUT_VARIABLE folders OUTPUT_STRIP_TRAILING_WHITESPACE)
     set(roots "")
     foreach(folder IN LISTS folders)

@@ -45,6 +45,7 @@ function(pyggml_spec_add_children names)
                 "-DPYGGML_SPEC_UPSTREAM_DIR=${upstream_dir}"
                 "-DCMAKE_BUILD_TYPE=${CMAKE_BUILD_TYPE}"
                 "-DPython_EXECUTABLE=${Python_EXECUTABLE}"
+                "-DPython_INCLUDE_DIR=${Python_INCLUDE_DIRS}"  # not found again by itself for some virtual environments
                 "-DPYGGML_SPEC_CUDA_ARCHITECTURES=${architectures}"
                 "-DPYGGML_SPEC_CUDA_DEVELOPMENT=${PYGGML_SPEC_CUDA_DEVELOPMENT}"
                 "-DCMAKE_MAKE_PROGRAM=${CMAKE_MAKE_PROGRAM}")

@@ -53,8 +53,8 @@ class Toolchain:
         return [
             *("-x", "hip", "-std=c++17", "-O3", "-Wall", "-Wextra", "-Werror"),
             *("-nogpuinc", "-nogpulib", "-include", "__clang_hip_runtime_wrapper.h", "-isystem", str(self.include)),
-            # Newer compilers no longer define the latter, older headers ask for it.
-            *("-D__HIP_PLATFORM_AMD__", f"-D__AMDGCN_WAVEFRONT_SIZE={WARP_LANES}"),
+            # Newer compilers no longer define the latter, older headers ask for it; older compilers have one for hosts.
+            *("-D__HIP_PLATFORM_AMD__", f"-D__AMDGCN_WAVEFRONT_SIZE={WARP_LANES}", "-Wno-macro-redefined"),
             *(f"-I{folder}" for folder in folders),
         ]
 

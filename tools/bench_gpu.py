@@ -4,8 +4,9 @@
     python tools/bench_gpu.py [--target T.gguf --drafter D.gguf] [--device CUDA0] [--context 2048] [--generate 128]
 
 A verify is timed as a round has it: input upload, the fold of the rows accepted last (at most five), result download.
-Medians; the first calls of a width, which build, record and warm up, are left out. The host's share is what remains of
-a call when the time inside the backend is taken off. The last line is one JSON document.
+Every width begins behind the same context. Medians; the first calls of a width, which build, record and warm up, are
+left out. The host's share is what remains of a call when the time inside the backend is taken off. The last line is one
+JSON document, or --json takes it. tools/bench_gpu_llama.py puts the same numbers of llama.cpp beside these.
 """
 
 from __future__ import annotations
@@ -13,9 +14,8 @@ from __future__ import annotations
 import json
 import statistics
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from pyggml_spec.tree.draft_tree import DraftTree
 
 ROOT = Path(__file__).parents[1]
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 22, 24, 32)
+LONG_WIDTHS = (1, 8, 16, 22)  # that are timed behind the long context too
 N_WARM = 4  # calls: run, record, replay, and one more
 N_ACCEPTED = 5
 
@@ -84,6 +85,36 @@ def verify_ms(session: Session, width: int, n_runs: int, clock: BackendClock) ->
     return timed_ms(round_, n_runs, clock)
 
 
+def verify_table(
+    session: Session, widths: Sequence[int], n_runs: int, clock: BackendClock
+) -> dict[int, tuple[float, float]]:
+    """Wall and host time by width, each from the context that the session has now."""
+    target, table = session.target, {}
+    context = target.snapshot()
+    for width in widths:
+        target.restore(context)
+        table[width] = verify_ms(session, width, n_runs, clock)
+    target.restore(context)
+    context.release()
+    return table
+
+
+def plain_ms(session: Session, n_tokens: int, n_repeats: int = 6) -> float:
+    """Wall time a token of decoding so many one after the other; the first repeat does not count."""
+    target, times = session.target, []
+    context = target.snapshot()
+    for _ in range(n_repeats):
+        target.restore(context)
+        token_id = 5
+        begin = time.perf_counter()
+        for _ in range(n_tokens):
+            token_id = int(target.verify(DraftTree.root(token_id)).argmax_ids[0])
+            target.accept([0])
+        times.append((time.perf_counter() - begin) / n_tokens)
+    context.release()
+    return statistics.median(times[1:]) * 1e3
+
+
 def draft_ms(session: Session, n_runs: int, clock: BackendClock) -> tuple[float, float] | None:
     """Wall and host time of one draft block."""
     drafter = session.drafter
@@ -92,14 +123,14 @@ def draft_ms(session: Session, n_runs: int, clock: BackendClock) -> tuple[float,
     return timed_ms(lambda: drafter.draft(5, n_draft=drafter.draft_horizon, top_k=4), n_runs, clock)
 
 
-def prefill_rate(engine: Engine, n_tokens: int) -> float:
-    """Tokens per second, the better of two after a first that does not count."""
+def prefill_rate(engine: Engine, n_tokens: int, n_repeats: int = 6) -> float:
+    """Median tokens per second; the first repeat does not count."""
     rates = []
-    for _ in range(3):
+    for _ in range(n_repeats):
         begin = time.perf_counter()
         with session_after(engine, n_tokens):
             rates.append(n_tokens / (time.perf_counter() - begin))
-    return max(rates[1:])
+    return statistics.median(rates[1:])
 
 
 def generation(engine: Engine, spec: str, n_tokens: int, n_repeats: int = 3) -> dict[str, Any]:
@@ -124,17 +155,29 @@ def commit() -> str:
 
 
 def print_report(report: dict[str, Any]) -> None:
-    """Tables for people, then the document."""
+    """Tables for people."""
     print(f"{report['model']} on {report['device']}, {report['context']} tokens of context")
-    print("width      " + "".join(f"{width:>8}" for width in report["verify_ms"]))
-    print("verify ms  " + "".join(f"{wall:8.3f}" for wall, _ in report["verify_ms"].values()))
-    print("host ms    " + "".join(f"{host:8.3f}" for _, host in report["verify_ms"].values()))
-    for name in ("draft_ms", "prefill_tok_s"):
+    print_table(report["verify_ms"])
+    if report["long_ms"]:
+        print(f"behind {report['long']} tokens (prefill and all: {report['long_s']} s)")
+        print_table(report["long_ms"])
+    for name in ("plain_ms", "draft_ms", "prefill_tok_s", "load_s"):
         print(f"{name}: {report[name]}")
     for spec, numbers in report["generation"].items():
         print(spec, {name: round(value, 3) for name, value in numbers.items()})
     print("memory MB:", {name: round(n / 1e6, 1) for name, n in report["memory"].items()})
-    print(json.dumps(report))
+
+
+def print_table(table: dict[int, tuple[float, float]]) -> None:
+    """Wall and host time by width."""
+    print("width      " + "".join(f"{width:>8}" for width in table))
+    print("verify ms  " + "".join(f"{wall:8.3f}" for wall, _ in table.values()))
+    print("host ms    " + "".join(f"{host:8.3f}" for _, host in table.values()))
+
+
+def integers(text: str) -> tuple[int, ...]:
+    """Numbers separated by commas."""
+    return tuple(int(part) for part in text.split(","))
 
 
 @click.command()
@@ -147,47 +190,51 @@ def print_report(report: dict[str, Any]) -> None:
 @click.option("--n-ctx", default=8192, show_default=True)
 @click.option("--widths", default=",".join(map(str, WIDTHS)), show_default=True)
 @click.option("--runs", default=20, show_default=True, help="Timed calls a width.")
+@click.option("--plain", default=32, show_default=True, help="Tokens decoded one after the other; 0 = none.")
 @click.option("--prefill", default=4096, show_default=True, help="Tokens of the timed prompt; 0 = none.")
+@click.option("--long", "long", default=0, show_default=True, help="Tokens of a second, long context; 0 = none.")
+@click.option("--long-widths", default=",".join(map(str, LONG_WIDTHS)), show_default=True)
 @click.option("--generate", default=0, show_default=True, help="Tokens a prompt, for decode rates; 0 = none.")
-def main(
-    target: Path | None,
-    drafter: Path | None,
-    device: str,
-    kv_type: str,
-    exact: bool,
-    context: int,
-    n_ctx: int,
-    widths: str,
-    runs: int,
-    prefill: int,
-    generate: int,
-) -> None:
+@click.option("--json", "document", type=click.Path(path_type=Path), help="File for the JSON document.")
+def main(target: Path | None, drafter: Path | None, document: Path | None, **given: Any) -> None:
     """Measure and print."""
     if target is None:
         target, drafter = assets.embedded_target_path(), assets.embedded_drafter_path()
-    options = {"device": device, "kv_type_k": kv_type, "kv_type_v": kv_type, "exact": exact, "n_ctx": n_ctx}
+    caches = dict.fromkeys(("kv_type_k", "kv_type_v"), given["kv_type"])
+    options = {name: given[name] for name in ("device", "exact", "n_ctx")} | caches
     begin = time.perf_counter()
     with Engine.load(target, drafter, **options) as engine:
-        load_s = time.perf_counter() - begin
-        clock, described = BackendClock(engine), engine.describe()
-        report: dict[str, Any] = {
-            "commit": commit(),
-            "model": target.name,
-            "drafter": drafter.name if drafter else None,
-            "device": described["device"],
-            "exact": exact,
-            "context": context,
-            "load_s": round(load_s, 1),
-            "memory": described["memory"],
-            "prefill_tok_s": round(prefill_rate(engine, prefill), 1) if prefill else None,
-        }
-        with session_after(engine, context) as session:
-            report["verify_ms"] = {w: verify_ms(session, w, runs, clock) for w in map(int, widths.split(","))}
-            report["draft_ms"] = draft_ms(session, runs, clock)
-        specs = ("off", "chain", "tree") if drafter else ("off",)
-        report["generation"] = {spec: generation(engine, spec, generate) for spec in specs} if generate else {}
+        load_s = round(time.perf_counter() - begin, 1)
+        report = {"commit": commit(), "model": target.name, "drafter": drafter.name if drafter else None}
+        report |= {"load_s": load_s, **measure(engine, given)}
     print_report(report)
+    if document is None:
+        print(json.dumps(report))
+    else:
+        document.write_text(json.dumps(report))
+
+
+def measure(engine: Engine, given: dict[str, Any]) -> dict[str, Any]:
+    """Everything that was asked for."""
+    clock, described, runs = BackendClock(engine), engine.describe(), given["runs"]
+    report: dict[str, Any] = {name: described[name] for name in ("device", "memory")}
+    report |= {name: given[name] for name in ("exact", "context", "long")}
+    report["prefill_tok_s"] = round(prefill_rate(engine, given["prefill"]), 1) if given["prefill"] else None
+    with session_after(engine, given["context"]) as session:
+        report["draft_ms"] = draft_ms(session, runs, clock)
+        report["verify_ms"] = verify_table(session, integers(given["widths"]), runs, clock)
+        report["plain_ms"] = plain_ms(session, given["plain"]) if given["plain"] else None
+    begin = time.perf_counter()
+    report["long_ms"] = {}
+    if given["long"]:
+        with session_after(engine, given["long"]) as session:
+            report["long_ms"] = verify_table(session, integers(given["long_widths"]), runs, clock)
+    report["long_s"] = round(time.perf_counter() - begin, 1)
+    specs = ("off", "chain", "tree") if engine.drafter is not None else ("off",)
+    n_tokens = given["generate"]
+    report["generation"] = {spec: generation(engine, spec, n_tokens) for spec in specs} if n_tokens else {}
+    return report
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,16 +44,15 @@ class Shape:
     n_heads_kv: int
     n_heads_v: int  # of the recurrent layers, with 16 key heads
     tied_embeddings: bool
+    n_vocab: int = 248320
 
 
 SHAPES = {
     "27b": Shape(64, 5120, 17408, 24, 4, 48, tied_embeddings=False),
     "9b": Shape(32, 4096, 12288, 16, 4, 32, tied_embeddings=False),
     "4b": Shape(32, 2560, 9216, 16, 4, 32, tied_embeddings=True),
-    "tiny": Shape(4, 512, 1024, 4, 2, 32, tied_embeddings=False),
+    "tiny": Shape(4, 512, 1024, 4, 2, 32, tied_embeddings=False, n_vocab=4096),  # to try tools with
 }
-N_VOCAB = 248320
-MASK_TOKEN_ID = N_VOCAB - 1
 
 
 def target_config(shape: Shape) -> TargetConfig:
@@ -63,7 +62,7 @@ def target_config(shape: Shape) -> TargetConfig:
         n_layers=shape.n_layers,
         n_embd=shape.n_embd,
         n_ff=shape.n_ff,
-        n_vocab=N_VOCAB,
+        n_vocab=shape.n_vocab,
         n_ctx_train=262144,
         n_heads=shape.n_heads,
         n_heads_kv=shape.n_heads_kv,
@@ -93,15 +92,15 @@ def drafter_config(shape: Shape, block_size: int) -> DrafterConfig:
         n_heads=32,
         n_heads_kv=8,
         head_dim=128,
-        n_vocab=N_VOCAB,
+        n_vocab=shape.n_vocab,
         norm_eps=1e-6,
         rope_theta=1e7,
         rope_scaling=None,
         draft_block_size=block_size,
-        mask_token_id=MASK_TOKEN_ID,
+        mask_token_id=shape.n_vocab - 1,
         target_layer_ids=ids,
         n_embd_target=shape.n_embd,
-        n_vocab_target=N_VOCAB,
+        n_vocab_target=shape.n_vocab,
     )
 
 
@@ -177,17 +176,17 @@ def add_key(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
         writer.add_key_value(key, value, kinds.get(type(value), gguf.GGUFValueType.STRING))
 
 
-def vocabulary_keys() -> dict[str, Any]:
+def vocabulary_keys(n_vocab: int) -> dict[str, Any]:
     """A byte alphabet and numbered tokens after it."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     alphabet = [chr(b) for b in printable] + [chr(256 + i) for i in range(256 - len(printable))]
     return {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "qwen35",
-        "tokenizer.ggml.tokens": alphabet + [f"t{i}" for i in range(256, N_VOCAB)],
-        "tokenizer.ggml.token_type": [1] * N_VOCAB,
-        "tokenizer.ggml.merges": ["t 2"],
-        "tokenizer.ggml.eos_token_id": N_VOCAB - 2,
+        "tokenizer.ggml.tokens": alphabet + ["te"] + [f"t{i}" for i in range(257, n_vocab)],
+        "tokenizer.ggml.token_type": [1] * n_vocab,
+        "tokenizer.ggml.merges": ["t e"],
+        "tokenizer.ggml.eos_token_id": n_vocab - 2,
     }
 
 
@@ -215,7 +214,7 @@ def target_keys(c: TargetConfig) -> dict[str, Any]:
         p + "ssm.group_count": c.n_heads_k,
         p + "ssm.time_step_rank": c.n_heads_v,
         p + "ssm.inner_size": c.state_size * c.n_heads_v,
-        **vocabulary_keys(),
+        **vocabulary_keys(c.n_vocab),
     }
 
 
@@ -238,7 +237,7 @@ def drafter_keys(c: DrafterConfig) -> dict[str, Any]:
         p + "block_size": c.draft_block_size,
         p + "target_layers": [i + 1 for i in c.target_layer_ids],
         "tokenizer.ggml.mask_token_id": c.mask_token_id,
-        **vocabulary_keys(),
+        **vocabulary_keys(c.n_vocab),
     }
 
 
@@ -257,10 +256,12 @@ def choose_types(table: dict[str, tuple[int, ...]], recipe: str, shape: ModelSha
 @click.option("--shape", "shape_name", type=click.Choice(list(SHAPES)), default="27b", show_default=True)
 @click.option("--type", "recipe", type=click.Choice([*MIXTURES, *UNIFORM_TYPES]), default="q4_k_m", show_default=True)
 @click.option("--drafter", is_flag=True, help="The drafter for a target of this shape, instead of the target.")
+@click.option("--layers", type=click.IntRange(4), help="So many of the target's layers only, for profiles.")
 @click.option("--block-size", default=16, show_default=True, help="Slots of the drafter's block, anchor included.")
-def main(path: Path, shape_name: str, recipe: str, drafter: bool, block_size: int) -> None:
+def main(path: Path, shape_name: str, recipe: str, drafter: bool, layers: int | None, block_size: int) -> None:
     """Write one file."""
     shape = SHAPES[shape_name]
+    shape = replace(shape, n_layers=min(layers or shape.n_layers, shape.n_layers))
     if drafter:
         config = drafter_config(shape, block_size)
         table, keys = drafter_tensors(config), drafter_keys(config)

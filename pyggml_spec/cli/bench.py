@@ -35,6 +35,12 @@ def _numbers(low: int, high: int) -> Callable[[click.Context, click.Parameter, s
     return parse
 
 
+def _shares(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[float, ...]:
+    """Numbers from 0 to 1, separated by commas."""
+    parts = text.split(",") if text is not None else []
+    return tuple(Number(0, 1).convert(part.strip(), param, ctx) for part in parts)
+
+
 @click.command()
 @model_options
 @click.option("-p", "--prompt", metavar="TEXT", help="One prompt, taken literally.  [default: six built-in ones]")
@@ -94,6 +100,14 @@ def _numbers(low: int, high: int) -> Callable[[click.Context, click.Parameter, s
     help=f"Nodes of the verifies to time.  [default: {','.join(map(str, DEFAULT_WIDTHS))}]",
 )
 @click.option(
+    "--impose",
+    "imposed",
+    callback=_shares,
+    metavar="P,P,..",
+    help="Measure as if the 1st, 2nd, .. token of a draft were accepted this often, given that those before it were "
+    "(the last number goes on): what drafts of that quality gain here, also with random weights. The text is not real.",
+)
+@click.option(
     "--parity",
     is_flag=True,
     help="Instead of speed: compare the text with plain greedy decoding; exit code 1 when they part at no near-tie.",
@@ -139,9 +153,9 @@ def bench(ctx: click.Context, /, **given: Any) -> None:
 def _refuse_contradictions(given: dict[str, Any]) -> None:
     has_no_drafter = given["target"] and not given["drafter"]
     needs_drafter = {"--draft-max": given["lengths"], "--parity": given["parity"]}
-    needs_drafter["--drafter-check"] = given["drafter_check"]
+    needs_drafter |= {"--drafter-check": given["drafter_check"], "--impose": given["imposed"]}
     measures_speed = not (given["parity"] or given["drafter_check"])
-    speed_only = {"--widths": given["widths"], "--repeats": given["repeats"]}
+    speed_only = {"--widths": given["widths"], "--repeats": given["repeats"], "--impose": given["imposed"]}
     refuse(
         [
             (given["drafter"] and not given["target"], "-md names a drafter, but its target is missing: give -m too."),
@@ -205,14 +219,16 @@ def _head(engine: Engine, given: dict[str, Any], n_prompts: int) -> dict[str, An
         "excluded": EXCLUDED if measures_speed else "nothing is timed",
         "exact": given["exact"],
         "chat": given["chat"],
+        "imposed": list(given["imposed"]),
     }
 
 
 def _measure(engine: Engine, prompts: list[list[int]], given: dict[str, Any], bar: StageBar) -> dict[str, Any]:
+    from .bench_impose import imposed_generation
     from .bench_measure import Contender, measure, verify_context, verify_times
 
     contenders = [Contender(name, options) for name, options in _ways(engine, given).items()]
-    repeats = given["repeats"] or DEFAULT_REPEATS
+    repeats, imposed = given["repeats"] or DEFAULT_REPEATS, given["imposed"]
     measure(
         engine,
         contenders,
@@ -220,10 +236,11 @@ def _measure(engine: Engine, prompts: list[list[int]], given: dict[str, Any], ba
         given["max_tokens"],
         repeats,
         lambda done, total: bar.update("measuring", done, total),
+        imposed_generation(engine, imposed) if imposed else None,
     )
     memory = engine.describe()["memory"]
     return {
-        "contenders": {each.name: each.report(contenders[0]) for each in contenders},
+        "contenders": {each.name: each.report(contenders[0], is_imposed=bool(imposed)) for each in contenders},
         "verify_context": verify_context(engine),
         "verify_ms": {str(width): verify_times(engine, width) for width in given["widths"] or DEFAULT_WIDTHS},
         "memory": {**memory, "snapshots_instead_of_banks": engine.target.state.recurrent.dense_bytes},

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ..decode.completion import Completion
     from ..decode.engine import Engine
     from ..decode.stats import StatsReport
+    from .bench_impose import ImposedRun
 
 VERIFY_RUNS = 24  # verifies a width is timed with; the first quarter does not count
 VERIFY_CONTEXT = 128  # committed tokens behind which they are timed, when the context has room for them
@@ -32,7 +33,7 @@ class Contender:
     totals: dict[str, Any] = field(default_factory=dict)
     tokens: list[list[int]] = field(default_factory=list)  # per prompt
 
-    def take(self, completions: Sequence[Completion], *, counts: bool) -> None:
+    def take(self, completions: Sequence[Completion | ImposedRun], *, counts: bool) -> None:
         """One repeat over all prompts; the warm-up counts for nothing."""
         if not counts:
             return
@@ -48,8 +49,11 @@ class Contender:
         """Median tokens/s."""
         return statistics.median(self.rates)
 
-    def report(self, plain: Contender) -> dict[str, Any]:
-        """The JSON entry; a ratio is the median of the repeats' own ones, which the machine's pace does not touch."""
+    def report(self, plain: Contender, *, is_imposed: bool = False) -> dict[str, Any]:
+        """The JSON entry; a ratio is the median of the repeats' own ones, which the machine's pace does not touch.
+
+        An imposed text is not compared with the plain one.
+        """
         total = self.totals
         n_drafting = total["rounds"] - total["plain_rounds"]
         drafted = total["committed"] - total["plain_rounds"]
@@ -58,7 +62,7 @@ class Contender:
             "tok_s": round(self.rate, 2),
             "tok_s_range": [round(min(self.rates), 2), round(max(self.rates), 2)],
             "ratio_to_off": round(statistics.median(ratios), 3) if ratios else None,
-            "same_tokens_as_off": None if self is plain else self.tokens == plain.tokens,
+            "same_tokens_as_off": None if self is plain or is_imposed else self.tokens == plain.tokens,
             **{name: total[name] for name in COUNTS},
             "acceptance_length": round(drafted / n_drafting, 4) if n_drafting else None,
             **{name: total[name] for name in CURVES},
@@ -87,14 +91,17 @@ def measure(
     n_tokens: int,
     repeats: int,
     on_progress: Callable[[int, int], None],
+    generate: Callable[..., Completion | ImposedRun] | None = None,
 ) -> None:
-    """Run all contenders in turn on all prompts, once to warm up and then `repeats` times."""
+    """Run all contenders in turn on all prompts, once to warm up and then `repeats` times.
+
+    `generate` stands in for the engine's own.
+    """
+    generate = generate or partial(engine.generate, ignore_eos=True)
     n_done, n_all = 0, (repeats + 1) * len(contenders)
     for repeat in range(repeats + 1):
         for contender in contenders:
-            done = [
-                engine.generate(prompt, max_tokens=n_tokens, ignore_eos=True, **contender.options) for prompt in prompts
-            ]
+            done = [generate(prompt, max_tokens=n_tokens, **contender.options) for prompt in prompts]
             contender.take(done, counts=repeat > 0)
             n_done += 1
             on_progress(n_done, n_all)

@@ -25,7 +25,7 @@ def compare_texts(
 ) -> list[dict[str, Any]]:
     """One row per prompt and speculative way; gaps in nats, None where they mean nothing."""
     rows = []
-    drafting = {name: _spec(options) for name, options in ways.items() if options["spec"] != "off"}
+    drafting = {name: spec_options(options) for name, options in ways.items() if options["spec"] != "off"}
     for text, prompt in zip(texts, prompts, strict=True):
         for name, spec in drafting.items():
             parity = compare_with_plain(engine, prompt, spec, max_tokens=n_tokens)
@@ -34,7 +34,8 @@ def compare_texts(
     return rows
 
 
-def _spec(options: dict[str, Any]) -> SpecOptions:
+def spec_options(options: dict[str, Any]) -> SpecOptions:
+    """A way of decoding, given by options of Engine.stream, as a session takes it."""
     if options["spec"] != "tree":
         return SpecOptions(options["spec"], options.get("draft_max"))
     return SpecOptions("tree", tree=TreeOptions(options["budget"], options["tree_top_k"], options["tau"]))

@@ -31,9 +31,15 @@ def render_head(report: dict[str, Any]) -> str:
         ("device", f"{report['device']}{threads}, load {report['load']}" if report["load"] else report["device"]),
         ("versions", versions),
         ("method", report["method"]),
+        *([("imposed", _imposed_text(report["imposed"]))] if report.get("imposed") else []),
         ("excluded", report["excluded"]),
     ]
     return align(rows)
+
+
+def _imposed_text(rates: Sequence[float]) -> str:
+    """What `--impose` makes of the run."""
+    return f"acceptance by depth {', '.join(f'{rate:g}' for rate in rates)}: THE TEXT IS NOT REAL, only times are"
 
 
 def _speed_rows(contenders: dict[str, dict[str, Any]]) -> Iterator[tuple[str, ...]]:
@@ -59,9 +65,11 @@ def _remark(row: dict[str, Any]) -> str:
 
 
 def _round_rows(contenders: dict[str, dict[str, Any]]) -> Iterator[tuple[str, ...]]:
-    yield ("  ", "draft", "verify", "host")
+    yield ("  ", "draft", "verify", "host", "all", "share of the host")
     for name, row in contenders.items():
-        yield (f"  {name}", *(f"{row[f'{part}_ms_per_round']:.3f}" for part in ("draft", "verify", "host")))
+        parts = [row[f"{part}_ms_per_round"] for part in ("draft", "verify", "host")]
+        share = parts[2] / sum(parts) if sum(parts) else 0.0
+        yield (f"  {name}", *(f"{ms:.3f}" for ms in (*parts, sum(parts))), f"{share:.1%}")
 
 
 def _curve_rows(contenders: dict[str, dict[str, Any]]) -> Iterator[tuple[str, ...]]:

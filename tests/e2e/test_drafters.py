@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,8 +35,9 @@ Blocks = list[tuple[dict[str, Any], DraftBlock]]
 
 @pytest.fixture(scope="module")
 def error(device: str) -> float:
-    """Of log-probabilities (of logits up to 30) in f32: found are 2e-5 on a CPU. A GPU may round factors to 11 bits."""
-    return 1e-4 if device == "CPU" else 5e-2
+    """Of log-probabilities (of logits up to 30) in f32: found are 2e-5 on a CPU. On a GPU factors of products have 11
+    bits: one unit of those, 2^-11 of the largest logit, is twice what was found (2e-3 to 7e-3)."""
+    return 1e-4 if device == "CPU" else 30 * 2.0**-11
 
 
 def f32_engine_of(kind: str, target: Path, folder: Path, device: str) -> Engine:
@@ -166,16 +168,20 @@ def test_drafts_change_no_token(q8_engine: Engine, plain: dict[str, list[int]], 
         n_rounds += drafted.stats["rounds"] - drafted.stats["plain_rounds"]
 
         assert drafted.tokens == wanted, prompt
-    check_acceptance(f"{q8_engine.drafter.config.kind} {spec}", accepted / n_rounds)
+    check_acceptance(q8_engine.drafter.config.kind, spec, accepted / n_rounds)
 
 
-def check_acceptance(name: str, found: np.ndarray) -> None:
+def check_acceptance(kind: str, spec: str, found: np.ndarray) -> None:
     """Share of rounds that accepted at least 1 .. 7 draft tokens, beside what it was when it was last looked into.
 
-    The same build repeats it exactly; other instruction sets round differently, which may turn a near-tie of a draft:
-    one round of 190 at a depth is 0.005.
+    The same build repeats it exactly; other instruction sets and devices round differently, which may turn a near-tie
+    of a draft: one round of 190 at a depth is 0.005. Files that were made again are others: nothing is known of them.
     """
-    wanted = json.loads((GOLDEN / "acceptance.json").read_text())[name]
+    baseline, name = json.loads((GOLDEN / "acceptance.json").read_text()), f"{kind} {spec}"
+    for file in (assets.embedded_target_path(), FILES[kind]):
+        if hashlib.sha256(file.read_bytes()).hexdigest() != baseline["sha256"][file.name]:
+            pytest.skip(f"the text is that of plain decoding; acceptance was not compared: {file.name} was made again")
+    wanted = baseline[name]
     found_text = [round(share, 4) for share in found.tolist()]
 
     assert np.abs(found - wanted).max() < 0.03, f"acceptance of {name} was {wanted} and is now {found_text}"

@@ -24,23 +24,29 @@ MAX_TEXT = 100  # characters shown of a value
 
 @click.command()
 @click.argument("file", required=False, type=click.Path())
-@click.argument("drafter", required=False, type=click.Path())
+@click.argument("other", required=False, type=click.Path())
 @click.option("--tensors", "with_tensors", is_flag=True, help="List every tensor.")
 @click.option("--metadata", "with_metadata", is_flag=True, help="List every metadata key.")
 @json_option
-def inspect(file: str | None, drafter: str | None, with_tensors: bool, with_metadata: bool, as_json: bool) -> None:
+@click.pass_context
+def inspect(
+    ctx: click.Context, file: str | None, other: str | None, with_tensors: bool, with_metadata: bool, as_json: bool
+) -> None:
     """Show what is in a GGUF FILE: configuration, types, sizes.
 
-    With a DRAFTER, FILE is its target and both are compared. Without arguments the embedded pair is shown. A file that
-    this package cannot run is shown too, with the reason.
+    With an OTHER file, one of the two is a target and one its drafter, in any order: both are compared, and when they
+    do not fit the exit code is 1. Without arguments the embedded pair is shown. A file that this package cannot run is
+    shown too, with the reason.
     """
-    paths = [Path(file), *([Path(drafter)] if drafter else [])] if file else _embedded_paths()
+    paths = [Path(file), *([Path(other)] if other else [])] if file else _embedded_paths()
     reports = [_describe_file(path, with_tensors, with_metadata or as_json) for path in paths]
-    fit = _compare(*paths) if len(paths) == 2 else None
+    fit = _compare(*_target_first(paths, reports)) if len(paths) == 2 else None
     if as_json:
         print_json({"files": reports, "fit": fit})
     else:
         click.echo("\n\n".join([*map(_render_file, reports), *([_render_fit(fit)] if fit else [])]))
+    if fit is not None and not fit["fits"]:
+        ctx.exit(1)
 
 
 def _describe_file(path: Path, with_tensors: bool, with_metadata: bool) -> dict[str, Any]:
@@ -68,12 +74,22 @@ def _read_config(gguf_file: GgufFile) -> tuple[dict[str, Any] | None, str | None
     """The configuration with its role, or the sentence that says why there is none."""
     from ..gguf_io import read_drafter_config, read_target_config
 
-    is_drafter = "dflash" in gguf_file.architecture  # every spelling of drafter architectures has it
+    is_drafter = _is_drafter(gguf_file.architecture)
     try:
         config = read_drafter_config(gguf_file) if is_drafter else read_target_config(gguf_file)
         return {"role": "drafter" if is_drafter else "target", **asdict(config)}, None
     except ModelFileError as error:
         return None, str(error)
+
+
+def _is_drafter(architecture: str) -> bool:
+    return "dflash" in architecture  # every spelling of drafter architectures has it
+
+
+def _target_first(paths: list[Path], reports: list[dict[str, Any]]) -> list[Path]:
+    """Two files in the order of a pair; two of a kind stay as they were given."""
+    are_drafters = [_is_drafter(report["architecture"]) for report in reports]
+    return paths[::-1] if are_drafters == [True, False] else paths
 
 
 def _count_types(gguf_file: GgufFile) -> dict[str, dict[str, int]]:

@@ -245,7 +245,9 @@ def test_vocabulary_mismatch(tmp_path: Path) -> None:
     pair = embedded_target_path(), drafter
 
     assert "Ġretorn" in invoke("run", "-p", PROMPT, "-m", pair[0], "-md", pair[1]).stderr
-    assert "the drafter does not fit the target" in invoke("inspect", *pair).stdout
+    for files in (pair, pair[::-1]):
+        result = invoke("inspect", *files)
+        assert result.exit_code == 1 and "the drafter does not fit the target" in result.stdout
 
 
 def test_unreadable_model(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,8 +89,30 @@ def test_two_targets_do_not_fit() -> None:
     """A target in the drafter's place is a mismatch, not a crash."""
     result = invoke("inspect", embedded_target_path(), embedded_target_path())
 
-    assert result.exit_code == 0
+    assert result.exit_code == 1
     assert "the drafter does not fit the target" in result.output
+
+
+def test_the_order_of_a_pair_is_of_no_matter() -> None:
+    """The files tell which of them is the drafter."""
+    pair = embedded_target_path(), embedded_drafter_path()
+    results = [invoke("inspect", *files, "--json") for files in (pair, pair[::-1])]
+    documents = [json.loads(result.stdout) for result in results]
+
+    assert [result.exit_code for result in results] == [0, 0]
+    assert documents[0]["fit"] == documents[1]["fit"]
+    assert documents[0]["files"] == documents[1]["files"][::-1]
+
+
+@pytest.mark.parametrize("flags", [(), ("--json",)])
+def test_a_pair_that_does_not_fit_is_a_failure(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    """Said in full, in whatever order the files come, and for scripts in the exit code."""
+    other = write_gguf(tmp_path / "other.gguf", "llama")
+    for files in ((other, embedded_drafter_path()), (embedded_drafter_path(), other)):
+        result = invoke("inspect", *files, *flags)
+
+        assert (result.exit_code, result.stderr) == (1, "")
+        assert "has architecture 'llama'" in result.stdout
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from .options import json_option
-from .plan_report import describe_plan, echo_notes, render_plan
+from .options import OUTPUT_FILE, json_option
+from .plan_report import describe_plan, echo_notes, force_option, refuse_to_replace, render_plan
 from .progress import StageBar
 from .render import print_json
 
@@ -15,14 +15,14 @@ OUTTYPES = ("f32", "f16", "bf16", "q8_0")
 
 
 @click.command()
-@click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 @click.option(
     "-o",
     "--output",
     "--outfile",
     "output",
     metavar="FILE",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=OUTPUT_FILE,
     help="File to write.  [default: DIR-TYPE.gguf, here]",
 )
 @click.option(
@@ -41,22 +41,24 @@ OUTTYPES = ("f32", "f16", "bf16", "q8_0")
 )
 @click.option(
     "--target-model-dir",
-    "target",
+    "target_path",
     metavar="PATH",
-    type=click.Path(exists=True, path_type=Path),
+    type=click.Path(path_type=Path),
     help="A drafter's target, its directory or GGUF file: the drafter takes over its vocabulary.",
 )
 @click.option("-t", "--threads", type=click.IntRange(1), metavar="N", help="CPU threads.  [default: one per core]")
 @click.option("--dry-run", is_flag=True, help="Check everything and list the tensors, but write nothing.")
+@force_option
 @json_option
 def convert(
     directory: Path,
     output: Path | None,
     outtype: str,
     dialect: str,
-    target: Path | None,
+    target_path: Path | None,
     threads: int | None,
     dry_run: bool,
+    force: bool,
     as_json: bool,
 ) -> None:
     """Make a GGUF file of a checkpoint in Hugging Face layout.
@@ -68,11 +70,13 @@ def convert(
     from ..ggml.backend import default_threads
 
     path = output or Path(f"{directory.resolve().name}-{outtype}.gguf")
+    if not dry_run:
+        refuse_to_replace(path, force=force)
     plan = plan_conversion(
         directory,
         outtype=outtype,
         dialect="lucebox" if dialect == "lucebox" else "llama.cpp",
-        target_path=target,
+        target_path=target_path,
         n_threads=threads or default_threads(),
     )
     if dry_run:

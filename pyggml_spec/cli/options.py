@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 KV_TYPES = ("f32", "f16", "q8_0", "q4_0")
-MODEL_FILE = click.Path(exists=True, dir_okay=False, readable=True)
 
 
 class Number(click.FloatRange):
@@ -30,6 +30,23 @@ class Number(click.FloatRange):
         if math.isnan(number) or (math.isinf(number) and not self.allow_infinity):
             self.fail(f"{value!r} is not a finite number.", param, ctx)
         return super().convert(number, param, ctx)
+
+
+class OutputFile(click.Path):
+    """A file to write. One that cannot be written is no wrong usage: the file is what is wrong."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, writable=True, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path, or fail with exit code 1."""
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter as error:
+            raise click.ClickException(error.message) from error
+
+
+OUTPUT_FILE = OutputFile()
 
 
 def _refuse_empty(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:

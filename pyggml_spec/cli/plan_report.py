@@ -1,4 +1,4 @@
-"""What `convert` and `quantize` say of the file they plan or have written."""
+"""The file that `convert` and `quantize` write: whether they may, and what they say of it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,14 @@ from .render import align, format_bytes
 
 if TYPE_CHECKING:
     from ..convert.output_file import OutputFile
+
+force_option = click.option("--force", is_flag=True, help="Replace the file to write if it exists already.")
+
+
+def refuse_to_replace(path: Path, *, force: bool) -> None:
+    """Raise unless there is no such file yet, or it may be replaced."""
+    if path.is_file() and not force:
+        raise click.ClickException(f"{str(path)!r} exists already: give --force to replace it, or another name.")
 
 
 def describe_plan(file: OutputFile, path: Path, notes: Iterable[str], *, written: bool) -> dict[str, Any]:

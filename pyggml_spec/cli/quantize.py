@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import OptionError
-from .options import MODEL_FILE, json_option
-from .plan_report import describe_plan, echo_notes, render_plan
+from .options import OUTPUT_FILE, json_option
+from .plan_report import describe_plan, echo_notes, force_option, refuse_to_replace, render_plan
 from .progress import StageBar
 from .render import align, print_json
 
@@ -42,8 +42,8 @@ def _refuse_imatrix(ctx: click.Context, param: click.Parameter, path: str | None
 
 
 @click.command()
-@click.argument("source", metavar="IN", type=MODEL_FILE)
-@click.argument("output", metavar="OUT", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("source", metavar="IN")
+@click.argument("output", metavar="OUT", type=OUTPUT_FILE)
 @click.argument("recipe", metavar="TYPE", callback=_check_type)
 @click.option(
     "--override",
@@ -57,6 +57,7 @@ def _refuse_imatrix(ctx: click.Context, param: click.Parameter, path: str | None
 @click.option("--imatrix", metavar="FILE", callback=_refuse_imatrix, expose_value=False, help="Not supported.")
 @click.option("-t", "--threads", type=click.IntRange(1), metavar="N", help="CPU threads.  [default: one per core]")
 @click.option("--dry-run", is_flag=True, help="List what every tensor would become, but write nothing.")
+@force_option
 @json_option
 def quantize(
     source: str,
@@ -66,6 +67,7 @@ def quantize(
     verify: bool,
     threads: int | None,
     dry_run: bool,
+    force: bool,
     as_json: bool,
 ) -> None:
     """Write the GGUF file IN as OUT with its matrices in another type.
@@ -80,6 +82,8 @@ def quantize(
 
     with open_gguf(source) as file, StageBar() as bar:
         plan = plan_requantisation(file, recipe, overrides, n_threads=threads or default_threads())
+        if not (dry_run or plan.reads(output)):
+            refuse_to_replace(output, force=force)
         errors = _run(plan, output, verify, dry_run, bar)
         bar.hide()
         report = describe_plan(plan.file, output, plan.notes, written=not dry_run)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .draft_trees import SPACE, TreeNode, TreeRound, describe_round, printable_text
-from .options import json_option, model_options, prompt_options, tau_option
+from .options import OUTPUT_FILE, json_option, model_options, prompt_options, tau_option
 from .progress import StageBar
 from .prompt import read_prompt
 from .render import is_terminal, print_json
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from ..decode.engine import Engine
 
-PICTURE = click.Path(dir_okay=False, writable=True, path_type=Path)
 STYLES = {"anchor": "bold reverse", "accepted": "bold green", "rejected": "dim", "bonus": "bold blue"}
 MARKS = {"anchor": "", "accepted": "  accepted", "rejected": "", "bonus": "  chosen by the target itself"}
 
@@ -58,8 +57,8 @@ MARKS = {"anchor": "", "accepted": "  accepted", "rejected": "", "bonus": "  cho
     help="Candidates for each place in a tree; 1 = a chain.",
 )
 @tau_option
-@click.option("--svg", type=PICTURE, metavar="FILE", help="Draw the trees into an SVG file, for a talk or a page.")
-@click.option("--html", type=PICTURE, metavar="FILE", help="Draw the trees into an HTML page of its own.")
+@click.option("--svg", type=OUTPUT_FILE, metavar="FILE", help="Draw the trees into an SVG file, for a talk or a page.")
+@click.option("--html", type=OUTPUT_FILE, metavar="FILE", help="Draw the trees into an HTML page of its own.")
 @json_option
 def tree(**given: Any) -> None:
     """Show the draft trees of the next rounds after a prompt.

@@ -45,9 +45,13 @@ class Requantisation:
         """Raise ModelFileError unless the file would be readable."""
         check_outline(self.file, "the requantised model", _check_readable)
 
+    def reads(self, path: Path) -> bool:
+        """Whether this is a file of the source."""
+        return path.exists() and any(path.samefile(source) for source in self.source.paths)
+
     def write(self, path: Path, on_progress: Progress | None = None) -> None:
         """Write the file; an interrupted run leaves nothing under its name."""
-        if any(path.exists() and path.samefile(source) for source in self.source.paths):
+        if self.reads(path):
             raise OptionError(f"'{path}' is the input: give the output another name")
         if _SHARD_ENDING.search(path.name):
             raise OptionError(f"'{path.name}' is named like a part of a model; the output is one file: rename it")

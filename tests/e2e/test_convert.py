@@ -78,14 +78,30 @@ def test_default_name_and_dry_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert [path.name for path in tmp_path.iterdir()] == ["minnow-dflash-q8_0.gguf"]
 
 
+def test_an_existing_file_is_replaced_only_when_told_so(tmp_path: Path) -> None:
+    """Nobody loses a file over a name; a dry run touches none and may use any."""
+    path = tmp_path / "mine.gguf"
+    path.write_text("precious")
+    arguments = ("convert", DATA / "minnow-dflash", "--target-model-dir", TARGET_FILE, "-t", 1, "-o", path)
+    refused, listed = invoke(*arguments), invoke(*arguments, "--dry-run")
+
+    assert (refused.exit_code, refused.stderr.count("\n"), listed.exit_code) == (1, 1, 0)
+    assert "exists already: give --force" in refused.stderr
+    assert path.read_text() == "precious"
+    assert invoke(*arguments, "--force").exit_code == 0
+    assert path.read_bytes()[:4] == b"GGUF"
+
+
 def test_mistakes(tmp_path: Path) -> None:
     """Wrong usage exits with 2, a wrong checkpoint with 1 and one sentence."""
     (tmp_path / "config.json").write_text("{}")
     for arguments, code, text in (
-        ((tmp_path / "none",), 2, "does not exist"),
+        ((tmp_path / "none",), 1, "is no directory"),
         ((tmp_path, "--outtype", "q4_k_m"), 2, "is not one of 'f32', 'f16', 'bf16', 'q8_0'"),
         ((tmp_path,), 1, "'architectures' of"),
-        ((DATA / "minnow-dflash",), 1, "(--target-model-dir)"),
+        ((DATA / "minnow-dflash",), 1, "with --target-model-dir"),
+        ((DATA / "minnow-dflash", "--target-model-dir", tmp_path / "none"), 1, "does not exist"),
+        ((DATA / "minnow-dflash", "--target-model-dir", TARGET_FILE, "-o", tmp_path), 1, "is a directory"),
     ):
         done = invoke("convert", *arguments)
 

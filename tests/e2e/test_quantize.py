@@ -315,6 +315,31 @@ def test_output_names(tmp_path: Path) -> None:
                 plan.write(tmp_path / name)
 
 
+def test_an_existing_file_is_replaced_only_when_told_so(tmp_path: Path) -> None:
+    """Nobody loses a file over a name; a dry run touches none, and the input is never replaced, told so or not."""
+    path, source = tmp_path / "mine.gguf", write_odd_file(tmp_path / "in.gguf", 32)
+    path.write_text("precious")
+    refused, listed = invoke("quantize", source, path, "q8_0"), invoke("quantize", source, path, "q8_0", "--dry-run")
+
+    assert (refused.exit_code, refused.stderr.count("\n"), listed.exit_code) == (1, 1, 0)
+    assert "exists already: give --force" in refused.stderr
+    assert path.read_text() == "precious"
+    for flags in ((), ("--force",)):
+        done = invoke("quantize", source, source, "q8_0", *flags)
+        assert (done.exit_code, "is the input" in done.stderr) == (1, True)
+    assert invoke("quantize", source, path, "q8_0", "--force").exit_code == 0
+    assert path.read_bytes()[:4] == b"GGUF"
+
+
+@pytest.mark.parametrize("source", ["no-such.gguf", "."])
+def test_an_input_that_is_missing(source: str, tmp_path: Path) -> None:
+    """Exit code 1, as wherever a file is at fault."""
+    done = invoke("quantize", source, tmp_path / "out.gguf", "q8_0")
+
+    assert (done.exit_code, done.stderr.count("\n")) == (1, 1)
+    assert f"'{source}'" in done.stderr
+
+
 def test_only_ordinary_files_are_replaced(tmp_path: Path) -> None:
     """A pipe or a device would become a file; a link stays one, and what it names is written."""
     pipe, real, link = tmp_path / "pipe", tmp_path / "real.gguf", tmp_path / "link.gguf"
@@ -323,7 +348,7 @@ def test_only_ordinary_files_are_replaced(tmp_path: Path) -> None:
     link.symlink_to(real)
     source = F16_FILE
     refused = invoke("quantize", source, pipe, "q8_0")
-    done = invoke("quantize", source, link, "q8_0")
+    done = invoke("quantize", source, link, "q8_0", "--force")
 
     assert refused.exit_code == 1
     assert "no ordinary file" in refused.output

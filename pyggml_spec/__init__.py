@@ -5,8 +5,6 @@ Importing the package loads no native code; `Engine` does at its first use.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from pyggml_spec.errors import (
     ContextLimitError,
     DeviceError,
@@ -18,7 +16,10 @@ from pyggml_spec.errors import (
     ShapeError,
 )
 
+TYPE_CHECKING = False  # type checkers take it for typing's, whose import would take longer than all the rest
 if TYPE_CHECKING:
+    from typing import Any
+
     from pyggml_spec.decode.completion import Completion, Piece, Stream
     from pyggml_spec.decode.engine import Engine
 

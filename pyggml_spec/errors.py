@@ -1,12 +1,26 @@
 """Exception types of the package: a leaf module, so that every layer may import it.
 
 Messages are one sentence that names the value found, the rule it breaks and the way out; the command line prints
-them as they are and exits with status 1.
+them and exits with status 1.
 """
+
+from __future__ import annotations
 
 
 class PyggmlSpecError(Exception):
-    """Base of every error this package raises on purpose."""
+    """Base of every error this package raises on purpose.
+
+    Where its message speaks of an argument, the name stands in backticks, which `str` leaves out.
+    """
+
+    def __str__(self) -> str:
+        return self.spelled({})
+
+    def spelled(self, names: dict[str, str]) -> str:
+        """The message with other names for its arguments: on the command line they are flags."""
+        import re  # nothing is imported before an error, so that the package itself imports at once
+
+        return re.sub("`([a-z_]+)`", lambda marked: names.get(marked[1], marked[1]), super().__str__())
 
 
 class NativeLibraryError(PyggmlSpecError):

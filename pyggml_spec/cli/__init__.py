@@ -31,13 +31,25 @@ EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE
 class Program(click.Group):
     """The command group; turns the package's errors into one sentence and an exit code."""
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the options before the command's name; what would be written to a closed stdout is lost: an error."""
+        if sys.stdout is None:
+            raise click.ClickException("stdout is closed, so there is nowhere to write; send it to /dev/null instead.")
+        try:
+            return super().parse_args(ctx, args)
+        except BrokenPipeError:
+            _silence_stdout()
+            ctx.exit(EXIT_BROKEN_PIPE)
+        except KeyboardInterrupt:  # click itself would say "Aborted!"
+            ctx.exit(EXIT_INTERRUPTED)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the chosen command; no user mistake leaves here as a traceback."""
         _tolerate_narrow_encodings()
         try:
             return super().invoke(ctx)
         except PyggmlSpecError as error:
-            raise click.ClickException(str(error)) from error
+            raise click.ClickException(error.spelled(self._flags(ctx))) from error
         except BrokenPipeError:
             _silence_stdout()
             ctx.exit(EXIT_BROKEN_PIPE)
@@ -46,6 +58,15 @@ class Program(click.Group):
             raise click.ClickException(f"The operating system reports: {error}.") from error
         except KeyboardInterrupt:
             ctx.exit(EXIT_INTERRUPTED)
+
+    def _flags(self, ctx: click.Context) -> dict[str, str]:
+        """The chosen command's flags by the arguments of the package that they set: a value has its argument's name,
+        or its flag is spelled like it."""
+        flags: dict[str, str] = {}
+        for option in self.commands[ctx.invoked_subcommand].params if ctx.invoked_subcommand else ():
+            long = [flag[2:].replace("-", "_") for flag in option.opts if flag.startswith("--")]
+            flags |= dict.fromkeys([*long, option.name or ""], option.opts[0])
+        return flags
 
 
 def _silence_stdout() -> None:

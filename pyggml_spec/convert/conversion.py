@@ -60,7 +60,7 @@ def plan_conversion(
     Raises ModelFileError when the checkpoint is of another kind, incomplete, or describes an unsupported variant.
     """
     if outtype not in MATRIX_TYPES:
-        raise OptionError(f"output type '{outtype}' is not supported; choose one of {', '.join(MATRIX_TYPES)}")
+        raise OptionError(f"`outtype` is {outtype!r}: it must be one of {', '.join(MATRIX_TYPES)}")
     checkpoint = Checkpoint(directory)
     if checkpoint.architecture in target.CLASSES:
         return _plan_target(checkpoint, MATRIX_TYPES[outtype], n_threads)
@@ -108,7 +108,7 @@ def _plan_drafter(
     if borrowed is None:
         raise OptionError(
             "a drafter in llama.cpp's dialect holds its target's vocabulary: give the target's directory or GGUF file "
-            "(--target-model-dir)"
+            "with `target_path`"
         )
     keys = llama_cpp_keys(settings, target_has_sections=borrowed.has_sections) | borrowed.vocabulary(settings.n_vocab)
     keys[MASK_KEY] = store_int(settings.mask_token_id)  # the drafter's own, whatever the target calls its mask

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from os import PathLike
 from pathlib import Path
 from typing import Any
 from weakref import ref
 
 from pyggml_spec import assets
+from pyggml_spec.decode.arguments import (
+    as_int,
+    as_limit,
+    check_callback,
+    check_flags,
+    check_integer,
+    check_messages,
+    check_path,
+    check_stops,
+    check_text,
+    refusal,
+)
 from pyggml_spec.decode.completion import Completion, Stream
 from pyggml_spec.decode.drafter import Drafter
 from pyggml_spec.decode.loader import (
@@ -23,21 +35,23 @@ from pyggml_spec.decode.loader import (
     shared_tables,
 )
 from pyggml_spec.decode.prefix_cache import PrefixCache
-from pyggml_spec.decode.round import SpecMode, SpecOptions
+from pyggml_spec.decode.round import SPEC_MODES, SpecMode, SpecOptions
 from pyggml_spec.decode.session import Session
-from pyggml_spec.decode.target import Target, TargetLimits
+from pyggml_spec.decode.target import MAX_SLOTS, MAX_VERIFY_WIDTH, Target, TargetLimits
 from pyggml_spec.errors import OptionError
 from pyggml_spec.ggml import Backend, type_by_name
-from pyggml_spec.ggml.backend import choose_device
+from pyggml_spec.ggml.backend import choose_device, default_threads
 from pyggml_spec.policy import PolicyName, PolicyShelf
 from pyggml_spec.records import SamplingParams
 from pyggml_spec.state.kv_cells import KvTypes
-from pyggml_spec.tokenizer import Tokenizer
 from pyggml_spec.tokenizer.chat import render_chat
 from pyggml_spec.tree.build import TreeOptions
 
 ModelPath = str | PathLike[str]
 DEFAULT_PREFIX_CACHE_MIB = 1024  # hundreds of snapshots of a small model, half a dozen of one with 27 B parameters
+KV_TYPE_NAMES = ("f32", "f16", "q8_0", "q4_0")
+MAX_PREFIX_CACHE_MIB = 1 << 24
+_CPUS = ", the CPUs of this process, as threads beyond that only wait for each other"
 
 
 class Engine:
@@ -46,22 +60,15 @@ class Engine:
     One generation runs at a time; close the engine (or leave its `with` block) to free the device.
     """
 
-    def __init__(
-        self,
-        target: Target,
-        drafter: Drafter | None,
-        tokenizer: Tokenizer,
-        names: dict[str, Any],
-        pair: OpenPair,
-        prefixes: PrefixCache,
-    ) -> None:
+    def __init__(self, target: Target, drafter: Drafter | None, pair: OpenPair, prefixes: PrefixCache) -> None:
         self.target = target
         self.drafter = drafter
-        self.tokenizer = tokenizer
+        self.tokenizer = pair.tokenizer
         self.prefixes = prefixes
         self._policies = PolicyShelf()
         self._pair = pair
-        self._names = names
+        device = target.backend.device
+        self._names = {**pair.names(), "device": device.name, "device_kind": device.kind}
         self._stack = ExitStack()
         self._running: ref[Stream] | None = None  # weak: a stream that an interrupt lost has ended
         self._share_cells()
@@ -115,34 +122,23 @@ class Engine:
             OptionError: an option is out of range.
             DeviceError: the device has too little memory or cannot be opened.
         """
-        if target is None:
-            if drafter is not None:
-                raise OptionError(f"drafter '{drafter}' needs its target: give both, or neither for the embedded pair")
-            target, drafter = assets.embedded_target_path(), assets.embedded_drafter_path()
-        target_path, drafter_path = Path(target), None if drafter is None else Path(drafter)
-        _check_prefix_cache(prefix_cache_mib)
-        kv_types = KvTypes(type_by_name(kv_type_k), type_by_name(kv_type_v))
-        draft_kv_types = KvTypes(type_by_name(kv_type_draft_k), type_by_name(kv_type_draft_v))
+        paths = _model_paths(target, drafter)
+        check_text("device", device, "the name of a device, or 'auto'")
+        check_callback("on_progress", on_progress)
+        check_flags(exact=exact, rotate_keys=rotate_keys, rotate_draft_keys=rotate_draft_keys)
+        n_threads = None if n_threads is None else check_integer("n_threads", n_threads, 1, default_threads(), _CPUS)
+        n_slots = check_integer("n_parallel", n_parallel, 1, MAX_SLOTS)
+        width = check_integer("max_width", max_width, 1, MAX_VERIFY_WIDTH)
+        cache_mib = check_integer("prefix_cache_mib", prefix_cache_mib, 0, MAX_PREFIX_CACHE_MIB, " (0 = none)")
+        kv_types = _kv_types(kv_type_k=kv_type_k, kv_type_v=kv_type_v)
+        draft_kv_types = _kv_types(kv_type_draft_k=kv_type_draft_k, kv_type_draft_v=kv_type_draft_v)
         with ExitStack() as stack:
-            pair = open_pair(stack, target_path, drafter_path)
-            if drafter_settings:
-                pair = pair.with_drafter_settings(drafter_settings)
-            n_ctx = pair.choose_n_ctx(n_ctx)
-            limits = TargetLimits(n_ctx, n_parallel, max_width, exact=exact, rotates_keys=rotate_keys)
+            pair = open_pair(stack, *paths).with_drafter_settings(drafter_settings)
+            limits = TargetLimits(pair.choose_n_ctx(n_ctx), n_slots, width, exact=exact, rotates_keys=rotate_keys)
             backend = stack.enter_context(Backend(choose_device(device), n_threads))
             loaded = load_target(stack, backend, pair, limits, kv_types, on_progress)
-            drafting = None
-            if drafter_path:
-                drafting = load_drafter(
-                    stack, loaded, pair, draft_kv_types, on_progress, rotates_keys=rotate_draft_keys
-                )
-            names = {
-                "model": pair.target_file.metadata.find_string("general.name", default=target_path.stem),
-                "drafter": drafter_path.stem if drafter_path else None,
-                "device": backend.device.name,
-                "device_kind": backend.device.kind,
-            }
-            engine = cls(loaded, drafting, pair.tokenizer, names, pair, PrefixCache(prefix_cache_mib << 20))
+            drafting = load_drafter(stack, loaded, pair, draft_kv_types, on_progress, rotates_keys=rotate_draft_keys)
+            engine = cls(loaded, drafting, pair, PrefixCache(cache_mib << 20))
             engine._stack = stack.pop_all()
         return engine
 
@@ -205,24 +201,28 @@ class Engine:
         """
         self._refuse_running()
         params = SamplingParams(
-            temperature, top_k, top_p, min_p, repeat_penalty, presence_penalty, frequency_penalty, penalty_last_n,
-            seed, logprobs,
+            temperature, as_int(top_k), top_p, min_p, repeat_penalty, presence_penalty, frequency_penalty,
+            as_int(penalty_last_n), as_int(seed), as_int(logprobs),
         )  # fmt: skip
-        tree = TreeOptions(budget=budget, top_k=tree_top_k, tau=tau)
-        options = SpecOptions(spec, draft_max, tree, confidence, policy)
-        token_ids = self._token_ids(prompt)
+        tree = TreeOptions(budget=as_int(budget), top_k=as_int(tree_top_k), tau=tau)
+        check_callback("on_prefill", on_prefill)
+        check_flags(ignore_eos=ignore_eos)
+        check_text("spec", spec, f"one of {', '.join(SPEC_MODES)}")
+        return self._start(
+            self._token_ids(prompt),
+            params,
+            max_tokens=as_limit(max_tokens),
+            stop_ids=() if ignore_eos else self.tokenizer.end_ids,
+            stop_strings=check_stops(stop),
+            spec=SpecOptions(spec, as_int(draft_max), tree, confidence, policy),
+            on_prefill=on_prefill,
+        )
+
+    def _start(self, token_ids: list[int], params: SamplingParams, **options: Any) -> Stream:
+        """A stream on a session of its own, which it closes at its end."""
         session = self.open_session()
         try:
-            emissions = session.generate(
-                token_ids,
-                params,
-                max_tokens=None if max_tokens == -1 else max_tokens,
-                stop_ids=() if ignore_eos else self.tokenizer.end_ids,
-                stop_strings=(stop,) if isinstance(stop, str) else tuple(stop),
-                decoder=self.tokenizer.stream(),
-                spec=options,
-                on_prefill=on_prefill,
-            )
+            emissions = session.generate(token_ids, params, decoder=self.tokenizer.stream(), **options)
         except BaseException:
             session.close()
             raise
@@ -245,9 +245,10 @@ class Engine:
     def _token_ids(self, prompt: str | Sequence[int]) -> list[int]:
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
-        if isinstance(prompt, bytes | bytearray) or not hasattr(prompt, "__iter__"):
-            raise OptionError(f"a prompt is a text or a list of token ids, found {type(prompt).__name__}")
-        return list(prompt)
+        if not isinstance(prompt, bytes | bytearray | Mapping):
+            with suppress(TypeError):
+                return list(prompt)
+        raise refusal("prompt", prompt, "a text or a list of token ids")
 
     def open_session(self) -> Session:
         """A session of its own, for conversations of several turns; an engine has as many as it has slots."""
@@ -258,7 +259,7 @@ class Engine:
 
     def chat_prompt(self, messages: Sequence[dict[str, str]], **variables: Any) -> str:
         """The prompt of a conversation by the model's own chat template; messages are {"role", "content"}."""
-        return render_chat(self.tokenizer.vocabulary.chat_template, list(messages), **variables)
+        return render_chat(self.tokenizer.vocabulary.chat_template, check_messages(messages), **variables)
 
     def describe(self) -> dict[str, Any]:
         """Names and sizes: model, drafter, device, memory in bytes."""
@@ -309,6 +310,7 @@ class Engine:
             DeviceError: the device has too little memory now; the engine stays parked.
             OptionError: the engine is closed.
         """
+        check_callback("on_progress", on_progress)
         if not self.target.is_parked:
             self.target.refuse_unusable()
             return
@@ -346,6 +348,18 @@ class Engine:
         self.close()
 
 
-def _check_prefix_cache(mib: int) -> None:
-    if not isinstance(mib, int) or isinstance(mib, bool) or not 0 <= mib <= 1 << 24:
-        raise OptionError(f"prefix_cache_mib is {mib!r}: it must be an integer of 0 (none) to {1 << 24} MiB")
+def _model_paths(target: ModelPath | None, drafter: ModelPath | None) -> tuple[Path, Path | None]:
+    """Both files; the embedded pair when neither is named."""
+    if target is not None:
+        return check_path("target", target), None if drafter is None else check_path("drafter", drafter)
+    if drafter is not None:
+        raise OptionError(f"drafter '{drafter}' needs its target: give both, or neither for the embedded pair")
+    return assets.embedded_target_path(), assets.embedded_drafter_path()
+
+
+def _kv_types(**names: str) -> KvTypes:
+    """The types of keys and values, in this order."""
+    for argument, name in names.items():
+        if not isinstance(name, str) or name not in KV_TYPE_NAMES:
+            raise refusal(argument, name, f"one of {', '.join(KV_TYPE_NAMES)}")
+    return KvTypes(*map(type_by_name, names.values()))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pyggml_spec.decode.arguments import as_int, check_integer, is_int, refusal
 from pyggml_spec.decode.drafter import Drafter, DrafterLimits
 from pyggml_spec.decode.target import Target, TargetLimits
 from pyggml_spec.errors import OptionError
@@ -20,19 +21,19 @@ from pyggml_spec.gguf_io.target import read_target_config, target_tensors
 from pyggml_spec.gguf_io.vocab import find_vocabulary, read_vocabulary
 from pyggml_spec.gguf_io.weights import Weights
 from pyggml_spec.models import dflash, qwen35
-from pyggml_spec.records import DrafterConfig, TargetConfig
+from pyggml_spec.records import DrafterConfig, RopeScaling, TargetConfig
 from pyggml_spec.state.kv_cells import KvTypes
 from pyggml_spec.tokenizer import Tokenizer
 
-ADJUSTABLE = (
-    "target_layer_ids",
-    "mask_token_id",
-    "rope_theta",
-    "rope_scaling",
-    "sliding_window",
-    "sliding_layers",
-    "causal",
-)
+ADJUSTABLE: dict[str, tuple[Callable[[Any], bool], str]] = {  # field of DrafterConfig -> (test of a value, its rule)
+    "target_layer_ids": (lambda x: _is_tuple_of(x, is_int), "a list of integers"),
+    "mask_token_id": (is_int, "an integer"),
+    "rope_theta": (lambda x: isinstance(x, int | float) and x > 0, "a number above 0"),
+    "rope_scaling": (lambda x: x is None or isinstance(x, RopeScaling), "a RopeScaling, or None"),
+    "sliding_window": (lambda x: is_int(x) and x >= 0, "an integer of at least 0 (0 = none)"),
+    "sliding_layers": (lambda x: _is_tuple_of(x, lambda each: isinstance(each, bool)), "a list of truth values"),
+    "causal": (lambda x: isinstance(x, bool), "True or False"),
+}
 DEFAULT_N_CTX = 8192  # tokens; a model trained with less gets its own length
 Progress = Callable[[int, int], None]
 
@@ -52,24 +53,48 @@ class OpenPair:
         trained = self.target_config.n_ctx_train
         if n_ctx is None:
             return min(trained, DEFAULT_N_CTX)
-        if not 1 <= n_ctx <= trained:
-            raise OptionError(f"n_ctx is {n_ctx}: it must be 1 to {trained}, what the target was trained with")
-        return n_ctx
+        return check_integer("n_ctx", n_ctx, 1, trained, ", what the target was trained with")
 
-    def with_drafter_settings(self, settings: Mapping[str, Any]) -> OpenPair:
+    def with_drafter_settings(self, settings: Mapping[str, Any] | None) -> OpenPair:
         """The same pair with some fields of the drafter's configuration replaced, checked like what a file says."""
-        unknown = sorted(set(settings) - set(ADJUSTABLE))
-        if self.drafter_config is None or self.drafter_file is None or unknown:
-            found = f"are for a field {unknown[0]!r}" if unknown else "were given without a drafter"
-            raise OptionError(f"drafter_settings {found}: they replace {', '.join(ADJUSTABLE)} of a drafter's file")
-        config = replace(self.drafter_config, **settings)
+        if settings is None:
+            return self
+        if not isinstance(settings, Mapping) or any(name not in ADJUSTABLE for name in settings):
+            raise refusal("drafter_settings", settings, f"a mapping with some of {', '.join(ADJUSTABLE)}")
+        if not settings:
+            return self
+        if self.drafter_config is None or self.drafter_file is None:
+            raise OptionError("`drafter_settings` were given without a drafter: give `drafter` too, or leave them out")
+        values = {name: _plain(value) for name, value in settings.items()}
+        for name, value in values.items():
+            is_valid, rule = ADJUSTABLE[name]
+            if not is_valid(value):
+                raise OptionError(f"`drafter_settings` has {value!r:.80} for {name}: it must be {rule}")
+        config = replace(self.drafter_config, **values)
         check_drafter_fits(config, find_vocabulary(self.drafter_file), self.target_config, self.tokenizer.vocabulary)
         return replace(self, drafter_config=config)
+
+    def names(self) -> dict[str, str | None]:
+        """What to call the two models."""
+        path = self.target_file.path
+        return {
+            "model": self.target_file.metadata.find_string("general.name", default=path.stem),
+            "drafter": None if self.drafter_file is None else self.drafter_file.path.stem,
+        }
 
     @property
     def n_bytes(self) -> int:
         """Bytes of all weights."""
         return self.target_file.n_bytes + (0 if self.drafter_file is None else self.drafter_file.n_bytes)
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's integers as int, a list as the tuple that configurations have."""
+    return tuple(map(as_int, value)) if isinstance(value, list | tuple) else as_int(value)
+
+
+def _is_tuple_of(value: object, is_item: Callable[[Any], bool]) -> bool:
+    return isinstance(value, tuple) and all(map(is_item, value))
 
 
 def open_pair(stack: ExitStack, target_path: Path, drafter_path: Path | None) -> OpenPair:
@@ -120,10 +145,12 @@ def load_drafter(
     report: Progress | None,
     *,
     rotates_keys: bool = False,
-) -> Drafter:
-    """The drafter of an open pair beside its target."""
-    config, weights = pair.drafter_config, load_drafter_weights(target.backend, pair, report)
-    assert config is not None, "the pair has no drafter"
+) -> Drafter | None:
+    """The drafter of an open pair beside its target; None when the pair has none."""
+    config = pair.drafter_config
+    if config is None:
+        return None
+    weights = load_drafter_weights(target.backend, pair, report)
     stack.callback(weights.close)
     drafter = Drafter(
         target.backend,

@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from pyggml_spec.decode.arguments import as_int, is_int
 from pyggml_spec.decode.protocols import DraftBlock, DrafterSequence, Posterior, TargetSequence
 from pyggml_spec.decode.sampling import Sampler
 from pyggml_spec.decode.stops import Cut
@@ -49,36 +50,36 @@ def check_spec(spec: SpecOptions, target: TargetSequence, drafter: DrafterSequen
         OptionError: naming the option, its value and the limit.
     """
     if spec.mode not in SPEC_MODES:
-        raise OptionError(f"spec is {spec.mode!r}: it must be one of {', '.join(SPEC_MODES)}")
+        raise OptionError(f"`spec` is {spec.mode!r}: it must be one of {', '.join(SPEC_MODES)}")
     if drafter is None and spec.mode in ("chain", "tree"):
-        raise OptionError(f"spec is {spec.mode!r} but no drafter is loaded: load one, or use auto or off")
-    draft_max = spec.draft_max
-    if draft_max is not None and (isinstance(draft_max, bool) or not isinstance(draft_max, int) or draft_max < 0):
-        raise OptionError(f"draft_max is {draft_max!r}: it must be an integer of at least 0 (0 = plain rounds)")
+        raise OptionError(f"`spec` is {spec.mode!r} but no drafter is loaded: load one, or use auto or off")
+    draft_max = as_int(spec.draft_max)
+    if draft_max is not None and (not is_int(draft_max) or draft_max < 0):
+        raise OptionError(f"`draft_max` is {draft_max!r}: it must be an integer of at least 0 (0 = plain rounds)")
     if drafter is not None and draft_max is not None and draft_max > drafter.draft_horizon:
         raise OptionError(
-            f"draft_max is {draft_max}: this drafter proposes at most {drafter.draft_horizon} tokens at once"
+            f"`draft_max` is {draft_max}: this drafter proposes at most {drafter.draft_horizon} tokens at once"
         )
     if drafter is not None and spec.drafts_trees and spec.tree.budget >= target.max_width:
         raise OptionError(
-            f"budget is {spec.tree.budget}: this target verifies at most {target.max_width - 1} draft nodes"
+            f"`budget` is {spec.tree.budget}: this target verifies at most {target.max_width - 1} draft nodes"
         )
     _check_confidence(spec, drafter)
 
 
 def _check_confidence(spec: SpecOptions, drafter: DrafterSequence | None) -> None:
     value = spec.confidence
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
-        raise OptionError(f"confidence is {value!r}: it must be a number of at least 0 (off) and below 1")
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not 0 <= value < 1:
+        raise OptionError(f"`confidence` is {value!r}: it must be a number of at least 0 (off) and below 1")
     if not value:
         return
     if drafter is None or spec.mode == "off":
-        raise OptionError(f"confidence is {value}, but nothing is drafted: load a drafter and do not use spec off")
+        raise OptionError(f"`confidence` is {value}, but nothing is drafted: load a drafter and do not use `spec` off")
     if spec.drafts_trees:
-        raise OptionError(f"confidence is {value}: it shortens chains; trees are shaped by budget and tau instead")
+        raise OptionError(f"`confidence` is {value}: it shortens chains; `budget` and `tau` shape trees instead")
     if not getattr(drafter, "has_confidence_head", False):
         raise OptionError(
-            f"confidence is {value}, but this {drafter.kind} drafter has no confidence head to judge its tokens: "
+            f"`confidence` is {value}, but this {drafter.kind} drafter has no confidence head to judge its tokens: "
             "use a DSpark drafter with one, or leave the option out"
         )
 

@@ -41,14 +41,14 @@ def check_sampling(params: SamplingParams) -> None:
     for name, (is_valid, rule) in _RULES.items():
         value = getattr(params, name)
         if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not is_valid(float(value)):
-            raise OptionError(f"{name} is {value!r}: it must be a number {rule}")
+            raise OptionError(f"`{name}` is {value!r}: it must be a number {rule}")
     for name, (least, rule) in _INTEGER_RULES.items():
         value = getattr(params, name)
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-            raise OptionError(f"{name} is {value!r}: it must be {rule}")
+            raise OptionError(f"`{name}` is {value!r}: it must be {rule}")
     seed = params.seed
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0):
-        raise OptionError(f"seed is {seed!r}: it must be an integer of at least 0, or None for a fresh one")
+        raise OptionError(f"`seed` is {seed!r}: it must be an integer of at least 0, or None for a fresh one")
 
 
 class Sampler:

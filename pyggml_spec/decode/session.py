@@ -14,6 +14,7 @@ from weakref import WeakSet
 
 import numpy as np
 
+from pyggml_spec.decode.arguments import as_int, is_int, refusal
 from pyggml_spec.decode.prefix_cache import PrefixCache, Snapshot
 from pyggml_spec.decode.protocols import DrafterSequence, TargetSequence
 from pyggml_spec.decode.round import RoundResult, RoundRunner, SpecOptions
@@ -153,7 +154,7 @@ class Session:
         policy = self.policy or self.policies.choose(spec.policy, spec.mode)
         runner = RoundRunner(self.target, self.drafter, sampler, spec, policy, self.clock)
         tracker = StopTracker(stop_ids, stop_strings, decoder)
-        _check_max_tokens(max_tokens)
+        max_tokens = _checked_limit(max_tokens)
         checked = _checked_ids(token_ids, self.n_vocab)
         self._check_can_run(checked)
         self._cancelled = False
@@ -236,7 +237,7 @@ class Session:
         if n_tokens > self.target.n_ctx:
             raise ContextLimitError(
                 f"prompt and conversation have {n_tokens} tokens but the context holds {self.target.n_ctx}: "
-                "shorten the prompt or load with a larger n_ctx"
+                "shorten the prompt or load with a larger `n_ctx`"
             )
 
     def _refuse_running(self, n_allowed: int = 0) -> None:
@@ -262,15 +263,19 @@ def _ignore(_: RoundResult) -> None:
     """Nobody wants to know of rounds."""
 
 
-def _check_max_tokens(max_tokens: int | None) -> None:
-    if max_tokens is None or (isinstance(max_tokens, int) and not isinstance(max_tokens, bool) and max_tokens >= 0):
-        return
-    raise OptionError(f"max_tokens is {max_tokens!r}: it must be an integer of at least 0, or None for no limit")
+def _checked_limit(max_tokens: int | None) -> int | None:
+    number = as_int(max_tokens)
+    if number is None or (is_int(number) and number >= 0):
+        return number
+    raise refusal("max_tokens", max_tokens, "an integer of at least 0, or None for no limit")
 
 
 def _checked_ids(token_ids: Sequence[int], n_vocab: int) -> list[int]:
-    ids = np.asarray(token_ids)
-    if not ids.size:
+    try:
+        ids = np.asarray(token_ids)
+    except ValueError:  # lists of different lengths
+        ids = np.zeros((1, 0, 1))
+    if ids.shape == (0,):
         return []
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise OptionError(f"the prompt is {token_ids!r:.80}: it must be a sequence of integer token ids")

@@ -35,8 +35,9 @@ class StopScanner:
     """Finds stop strings in text that arrives in pieces."""
 
     def __init__(self, stop_strings: Sequence[str]) -> None:
-        if isinstance(stop_strings, str) or not all(isinstance(s, str) and s for s in stop_strings):
-            raise OptionError(f"stop is {stop_strings!r}: it must be a list of strings, none of them empty")
+        is_list = isinstance(stop_strings, Sequence) and not isinstance(stop_strings, str)
+        if not is_list or not all(isinstance(s, str) and s for s in stop_strings):
+            raise OptionError(f"`stop` is {stop_strings!r}: it must be a list of strings, none of them empty")
         self._stops = tuple(stop_strings)
         self._held = ""
 
@@ -67,12 +68,12 @@ class StopTracker:
     """Cuts blocks of tokens exactly where one-token decoding would have stopped."""
 
     def __init__(self, stop_ids: Collection[int], stop_strings: Sequence[str], decoder: StreamDecoder | None) -> None:
+        self._scanner = StopScanner(stop_strings)
         if stop_strings and decoder is None:
             raise OptionError(
-                f"stop is {list(stop_strings)!r}: stop strings need a decoder that turns tokens into text"
+                f"`stop` is {list(stop_strings)!r}: stop strings need a decoder that turns tokens into text"
             )
         self._stop_ids = frozenset(int(token_id) for token_id in stop_ids)
-        self._scanner = StopScanner(stop_strings)
         self._decoder = decoder
 
     def feed(self, token_ids: Sequence[int]) -> Cut:

@@ -19,6 +19,7 @@ from pyggml_spec.state.kv_cells import KvCache, KvTypes
 from pyggml_spec.state.recurrent import RecurrentState
 
 MAX_VERIFY_WIDTH = 128
+MAX_SLOTS = 1024
 _PARKED = "this engine is parked: call unpark() before it is used"
 PREFILL_WIDTHS = (16, 64, 256, 512)  # columns of a prefill graph; a chunk takes the smallest that holds it
 
@@ -183,11 +184,11 @@ class Target:
 
 
 def _check_limits(limits: TargetLimits) -> None:
-    rules = {"n_slots": 1024, "max_width": MAX_VERIFY_WIDTH, "n_batch": PREFILL_WIDTHS[-1]}
+    rules = {"n_slots": MAX_SLOTS, "max_width": MAX_VERIFY_WIDTH, "n_batch": PREFILL_WIDTHS[-1]}
     for name, most in rules.items():
         value = getattr(limits, name)
         if not 1 <= value <= most:
-            raise OptionError(f"{name} is {value}: it must be 1 to {most}")
+            raise OptionError(f"`{name}` is {value}: it must be 1 to {most}")
 
 
 def _allocate_state(

@@ -29,8 +29,8 @@ class PolicyShelf:
             OptionError: there is no such policy.
         """
         name = ("cost" if mode == "auto" else "fixed") if name is None else name
-        if name not in _MAKERS:
-            raise OptionError(f"policy is {name!r}: it must be one of {', '.join(POLICY_NAMES)}")
+        if not isinstance(name, str) or name not in _MAKERS:
+            raise OptionError(f"`policy` is {name!r}: it must be one of {', '.join(POLICY_NAMES)}")
         key = (name, mode == "tree")
         if key not in self._kept:
             self._kept[key] = _MAKERS[name]()

@@ -46,15 +46,16 @@ def check_tree_options(options: TreeOptions) -> None:
         OptionError: naming the option, its value and the rule.
     """
     if not _is_int(options.budget) or options.budget < 1:
-        raise OptionError(f"budget is {options.budget!r}: it must be an integer of at least 1 (use spec off for none)")
+        rule = "an integer of at least 1 (use `spec` off for none)"
+        raise OptionError(f"`budget` is {options.budget!r}: it must be {rule}")
     if not _is_int(options.top_k) or not 1 <= options.top_k <= TOP_K_MAX:
-        raise OptionError(f"tree_top_k is {options.top_k!r}: it must be an integer from 1 to {TOP_K_MAX}")
+        raise OptionError(f"`tree_top_k` is {options.top_k!r}: it must be an integer from 1 to {TOP_K_MAX}")
     if not _is_number(options.tau) or not options.tau >= 0:
-        raise OptionError(f"tau is {options.tau!r}: it must be a number of at least 0, or inf for no limit")
+        raise OptionError(f"`tau` is {options.tau!r}: it must be a number of at least 0, or inf for no limit")
     if not isinstance(options.chain_seed, bool):
-        raise OptionError(f"chain_seed is {options.chain_seed!r}: it must be True or False")
+        raise OptionError(f"`chain_seed` is {options.chain_seed!r}: it must be True or False")
     if not _is_number(options.temperature) or not 0 < options.temperature < math.inf:
-        raise OptionError(f"tree_temperature is {options.temperature!r}: it must be a finite number above 0")
+        raise OptionError(f"`tree_temperature` is {options.temperature!r}: it must be a finite number above 0")
 
 
 class MarginalSource:

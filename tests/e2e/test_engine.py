@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import gc
+import inspect
+import json
 import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from pyggml_spec import (
@@ -13,6 +18,7 @@ from pyggml_spec import (
     Engine,
     ModelFileError,
     OptionError,
+    PyggmlSpecError,
     assets,
 )
 
@@ -111,6 +117,57 @@ def test_bad_options_name_themselves(small: Engine, options: dict, message: str)
     assert small.generate(PROMPT, max_tokens=1).tokens
 
 
+WRONG = [None, True, 1.5, float("nan"), 10**30, "x", b"x", "", [], [None], {}, {5: 5}, object(), np.arange(2)]
+
+
+def keywords(call: Any) -> Iterator[str]:
+    """Arguments that are given by name."""
+    return (p.name for p in inspect.signature(call).parameters.values() if p.kind is p.KEYWORD_ONLY)
+
+
+@pytest.mark.parametrize("name", [*keywords(Engine.stream), "prompt"])
+def test_options_of_another_kind_name_themselves(small: Engine, name: str) -> None:
+    """Whatever is given: it is taken, or refused in one sentence; nothing else comes out."""
+    for value in WRONG:
+        try:
+            small.stream(**{"prompt": PROMPT, name: value}).close()
+        except PyggmlSpecError as error:
+            assert name in str(error) and "\n" not in str(error) and len(str(error)) < 300
+
+
+@pytest.mark.parametrize("name", [*keywords(Engine.load), "target", "drafter"])
+def test_loading_names_options_of_another_kind(name: str) -> None:
+    """The same before memory is taken."""
+    for value in WRONG:
+        try:
+            Engine.load(**{"n_ctx": 64, "n_threads": 1, "prefix_cache_mib": 0, name: value}).close()
+        except ModelFileError as error:
+            assert name == "target" and isinstance(value, str), error
+        except PyggmlSpecError as error:
+            assert name in str(error) and "\n" not in str(error) and len(str(error)) < 300
+
+
+@pytest.mark.parametrize("messages", [None, 5, "hello", b"hello", {"role": "user"}, ["hello"], [5], [{}]], ids=repr)
+def test_messages_of_another_kind_are_refused(small: Engine, messages: Any) -> None:
+    """One sentence again."""
+    with pytest.raises(OptionError, match="'role'|\"role\""):
+        small.chat_prompt(messages)
+
+
+def test_integers_of_numpy(small: Engine) -> None:
+    """They do wherever an integer does, and statistics stay plain numbers."""
+    sizes = {"n_ctx": 64, "n_threads": 1, "max_width": 16, "n_parallel": 1, "prefix_cache_mib": 0}
+    options = {"max_tokens": 9, "top_k": 5, "penalty_last_n": 8, "seed": 1, "logprobs": 1}
+    trees = {"spec": "tree", "draft_max": 3, "budget": 6, "tree_top_k": 2}
+    as_numpy = [{k: v if isinstance(v, str) else np.int64(v) for k, v in each.items()} for each in (options, trees)]
+    with Engine.load(**{name: np.uint16(value) for name, value in sizes.items()}) as engine:
+        done = engine.generate(PROMPT, **as_numpy[0], **as_numpy[1])
+        assert engine.describe()["n_ctx"] == 64
+        json.dumps([engine.describe(), done.stats])
+
+    assert done.tokens == small.generate(np.array(small.tokenizer.encode(PROMPT)), **options, **trees).tokens
+
+
 @pytest.mark.parametrize("prompt", ["", []], ids=["text", "tokens"])
 def test_empty_prompt_is_refused(small: Engine, prompt: str | list[int]) -> None:
     """The model has no token that starts a text."""
@@ -121,7 +178,7 @@ def test_empty_prompt_is_refused(small: Engine, prompt: str | list[int]) -> None
 @pytest.mark.parametrize("prompt", [b"abc", None, 5], ids=repr)
 def test_prompts_of_another_kind_are_refused(small: Engine, prompt: object) -> None:
     """Bytes would pass for token ids."""
-    with pytest.raises(OptionError, match="a text or a list of token ids"):
+    with pytest.raises(OptionError, match="prompt is .* a text or a list of token ids"):
         small.generate(prompt)
 
 
@@ -259,11 +316,13 @@ def test_sessions_beyond_the_slots_are_refused(small: Engine) -> None:
     [
         ({"n_ctx": 0}, OptionError, "n_ctx is 0"),
         ({"n_ctx": 5000}, OptionError, "1 to 4096"),
-        ({"n_threads": 0}, OptionError, "0 threads"),
+        ({"n_threads": 0}, OptionError, "n_threads is 0"),
         ({"device": "tpu"}, OptionError, "'tpu' is not available"),
         ({"kv_type_k": "q2_k"}, OptionError, "'q2_k'"),
         ({"max_width": 0}, OptionError, "max_width is 0"),
-        ({"n_parallel": 0}, OptionError, "n_slots is 0"),
+        ({"n_parallel": 0}, OptionError, "n_parallel is 0"),
+        ({"drafter_settings": {"rope_theta": "x"}}, OptionError, "drafter_settings has 'x' for rope_theta"),
+        ({"drafter_settings": {"n_layers": 5}}, OptionError, "a mapping with some of target_layer_ids"),
         ({"target": "missing.gguf"}, ModelFileError, "missing.gguf"),
         ({"drafter": "x.gguf"}, OptionError, "needs its target"),
     ],

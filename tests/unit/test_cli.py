@@ -9,8 +9,11 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -18,7 +21,7 @@ from pyggml_spec.cli import machine, main
 from pyggml_spec.cli.interrupt import soft_interrupt
 from pyggml_spec.cli.render import align, format_bytes
 from pyggml_spec.decode.stats import Stats
-from pyggml_spec.errors import ModelFileError
+from pyggml_spec.errors import ContextLimitError, ModelFileError, OptionError, PyggmlSpecError
 from pyggml_spec.records import TokenLogprob
 
 run_module = import_module("pyggml_spec.cli.run")  # as an attribute of the package `run` is the command
@@ -73,7 +76,8 @@ class FakeEngine:
         self.asked: dict[str, Any] = {}
         self.words = ["def ", "fib(n):", "\n"]
         self.press_ctrl_c_after: int | None = None
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
+        self.tokenizer = SimpleNamespace(encode=lambda text: text)
 
     def __enter__(self) -> FakeEngine:
         return self
@@ -291,6 +295,77 @@ def test_errors_become_one_sentence(engine: FakeEngine) -> None:
 
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == "Error: 'x.gguf' is no GGUF file; its first bytes are b'PK'\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (OptionError("`n_ctx` is 9: it must be 1 to 4"), "-c is 9: it must be 1 to 4"),
+        (OptionError("`n_threads` is 9: too many"), "-t is 9: too many"),
+        (OptionError("`draft_max` is 9: at most 7"), "--draft-max is 9: at most 7"),
+        (OptionError("`spec` is 'chain', `n_parallel` is 1"), "--spec is 'chain', n_parallel is 1"),
+        (OptionError("see `pyggml-spec devices`"), "see `pyggml-spec devices`"),
+        (ContextLimitError("shorten it or load with a larger `n_ctx`"), "shorten it or load with a larger -c"),
+    ],
+)
+def test_errors_name_flags(engine: FakeEngine, error: PyggmlSpecError, text: str) -> None:
+    """What the package calls an argument is a flag here; for programs it stays the argument."""
+    engine.error = error
+    result = invoke("run", "-p", "x")
+
+    assert (result.exit_code, result.stderr) == (1, f"Error: {text}\n")
+    assert "`n_" not in str(error) and "--" not in str(error)
+
+
+def test_every_argument_has_its_flag() -> None:
+    """All that `run` passes on can be named in an error, be it called like the option or like its value."""
+    names = (*run_module.LOADING, *run_module.GENERATING, *run_module.TREES)
+    flags = main._flags(SimpleNamespace(invoked_subcommand="run"))
+    bench_flags = main._flags(SimpleNamespace(invoked_subcommand="bench"))
+
+    assert {name: flags[name][0] for name in names} == dict.fromkeys(names, "-")
+    assert (flags["n_ctx"], flags["max_tokens"], flags["kv_type_draft_k"]) == ("-c", "-n", "-ctkd")
+    assert (bench_flags["draft_max"], bench_flags["budget"]) == ("--draft-max", "--budget")
+
+
+def shell(line: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """A line of bash with the program as `$0`."""
+    command = f"{sys.executable} -m pyggml_spec"
+    arguments = ["bash", "-c", f"set -o pipefail; {line.replace('$0', command)}"]
+    return subprocess.run(arguments, capture_output=True, text=True, timeout=60, **options)
+
+
+@pytest.mark.parametrize("arguments", ["run -p x", "--version", "inspect", "bench --json"])
+def test_a_closed_stdout_is_an_error(arguments: str) -> None:
+    """What cannot be written anywhere is not done, and not called a success."""
+    done = shell(f"$0 {arguments} >&-")
+
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: stdout is closed") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", ["inspect", "inspect --json", "inspect --tensors", "run --help"])
+def test_a_reader_that_goes_away_is_no_error(arguments: str) -> None:
+    """`| head` ends the program without a word."""
+    done = shell(f"$0 {arguments} | head -c 5")
+
+    assert (len(done.stdout), done.stderr) == (5, "")
+
+
+def test_ctrl_c_while_the_command_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Quiet and 130 from the first moment, not click's "Aborted!"."""
+    monkeypatch.setattr(click.Group, "parse_args", lambda *_: signal.raise_signal(signal.SIGINT))
+
+    assert (invoke("run").exit_code, invoke("run").output) == (130, "")
+
+
+def test_ctrl_c_while_modules_are_imported(tmp_path: Path) -> None:
+    """No traceback before the program has begun: here the first module that it needs is where the signal comes."""
+    (tmp_path / "click.py").write_text("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(5)\n")
+    program = "import runpy, sys; sys.path.insert(0, sys.argv.pop()); runpy.run_module('pyggml_spec', None, '__main__')"
+    done = subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True, text=True, timeout=60)
+
+    assert (done.returncode, done.stderr) == (130, "")
 
 
 def test_idle_gpu_is_reported(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:

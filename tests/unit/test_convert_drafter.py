@@ -82,7 +82,7 @@ def test_lucebox_needs_no_target() -> None:
 
 def test_llama_cpp_needs_a_target() -> None:
     """The vocabulary has to come from somewhere."""
-    with pytest.raises(OptionError, match=r"give the target's directory or GGUF file \(--target-model-dir\)"):
+    with pytest.raises(OptionError, match=r"give the target's directory or GGUF file with target_path"):
         plan(DATA / "minnow-dflash", target_path=None)
 
 

@@ -152,7 +152,7 @@ def test_unknown_tensor(tiny: Path) -> None:
 
 def test_unknown_type(tiny: Path) -> None:
     """Output types are listed."""
-    with pytest.raises(OptionError, match=r"'q2_k' is not supported; choose one of f32, f16, bf16, q8_0"):
+    with pytest.raises(OptionError, match=r"outtype is 'q2_k': it must be one of f32, f16, bf16, q8_0"):
         plan_conversion(tiny, outtype="q2_k")
 
 

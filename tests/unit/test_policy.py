@@ -262,6 +262,8 @@ def test_shelf():
     assert shelf.choose("cost", "chain") is shelf.choose(None, "auto") is not shelf.choose("cost", "tree")
     with pytest.raises(OptionError, match="policy is 'best': it must be one of fixed, ema, cost"):
         shelf.choose("best", "auto")
+    with pytest.raises(OptionError, match="policy is"):
+        shelf.choose(["cost"], "auto")
 
 
 @pytest.mark.parametrize("mode", ["auto", "chain", "tree"])

@@ -256,7 +256,7 @@ def test_no_confidence_at_all_is_a_plain_round():
     ("drafter_type", "options", "message"),
     [
         (FakeDrafter, {"confidence": 0.5}, "dflash drafter has no confidence head"),
-        (SureDrafter, {"confidence": 0.5, "mode": "tree"}, "trees are shaped by budget"),
+        (SureDrafter, {"confidence": 0.5, "mode": "tree"}, "budget and tau shape trees instead"),
         (SureDrafter, {"confidence": 0.5, "mode": "off"}, "nothing is drafted"),
         (SureDrafter, {"confidence": 1.0}, "below 1"),
         (SureDrafter, {"confidence": -0.1}, "at least 0"),

@@ -359,6 +359,12 @@ def test_one_generation_at_a_time():
         ([-1], {}, "token -1"),
         ([1], {"max_tokens": -1}, "max_tokens is -1"),
         ([1], {"max_tokens": 2.0}, "max_tokens is 2.0"),
+        ([1], {"max_tokens": True}, "max_tokens is True"),
+        ([[1], [2, 3]], {}, "sequence of integer token ids"),
+        ([[]], {}, "sequence of integer token ids"),
+        (5, {}, "sequence of integer token ids"),
+        ([1], {"stop_strings": None}, "stop is None"),
+        ([1], {"spec": SpecOptions(confidence="1")}, "confidence is '1'"),
         ([1], {"spec": SpecOptions("fast")}, "spec is 'fast'.*auto, off, chain, tree"),
         ([1], {"spec": SpecOptions(draft_max=8)}, "draft_max is 8: .* at most 7"),
         ([1], {"spec": SpecOptions(draft_max=-1)}, "draft_max is -1"),
@@ -374,6 +380,19 @@ def test_options_are_checked(prompt: list[int], options: dict, message: str):
         session.generate(prompt, **options)
 
     assert session.tokens == [] and session.target.length == 0
+
+
+def test_integers_of_numpy():
+    """They are integers: the same run as with Python's own."""
+    numbers = np.int64(9), np.uint8(3)
+    runs = []
+    for n_tokens, draft_max in (numbers, map(int, numbers)):
+        session = make()
+        prompt = np.array(PROMPT, np.int16)
+        list(session.generate(prompt, spec=SpecOptions(draft_max=draft_max), max_tokens=n_tokens))
+        runs.append(session.tokens)
+
+    assert runs[0] == runs[1] and len(runs[0]) == len(PROMPT) + 9
 
 
 def test_speculation_without_a_drafter():

@@ -89,7 +89,7 @@ def test_without_decoder():
     assert tracker.finish() == ""
 
 
-@pytest.mark.parametrize("stops", [[""], ["a", ""], "abc", [b"a"], [None]])
+@pytest.mark.parametrize("stops", [[""], ["a", ""], "abc", [b"a"], [None], None, 5, {"a": 1}])
 def test_stop_strings_are_checked(stops: object):
     """An empty stop string would stop everything; a bare string would be taken letter by letter."""
     with pytest.raises(OptionError, match="stop is"):

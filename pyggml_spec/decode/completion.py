@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from pyggml_spec.decode.session import Emission, Session
 from pyggml_spec.decode.stats import StatsReport
-from pyggml_spec.errors import OptionError
+from pyggml_spec.errors import OptionError, PyggmlSpecError
 from pyggml_spec.records import FinishReason, TokenLogprob
 
 
@@ -48,6 +49,7 @@ class Stream:
         self._texts: list[str] = []
         self._logprobs: list[TokenLogprob] = []
         self._has_ended = False
+        self._why_lost: str | None = None
 
     def __iter__(self) -> Stream:
         return self
@@ -55,8 +57,10 @@ class Stream:
     def __next__(self) -> Piece:
         try:
             emission = next(self._emissions)
-        except BaseException:
+        except BaseException as error:
             self._end()
+            if self._why_lost is not None and isinstance(error, StopIteration | PyggmlSpecError):
+                raise OptionError(self._why_lost) from None
             raise
         self._tokens += emission.token_ids
         self._texts.append(emission.text)
@@ -66,6 +70,13 @@ class Stream:
     def cancel(self) -> None:
         """End after the running round; safe from signal handlers and other threads."""
         self._session.cancel()
+
+    def abandon(self, why: str) -> None:
+        """End at once, whoever reads: unless all was emitted the reader gets an OptionError with this sentence."""
+        if self._session.finish_reason is None:
+            self._why_lost = why
+        with suppress(OptionError):  # another thread is inside: its next call on the device fails
+            self.close()
 
     def close(self) -> None:
         """End now, between rounds; safe to call twice."""

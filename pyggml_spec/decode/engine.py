@@ -52,6 +52,7 @@ DEFAULT_PREFIX_CACHE_MIB = 1024  # hundreds of snapshots of a small model, half 
 KV_TYPE_NAMES = ("f32", "f16", "q8_0", "q4_0")
 MAX_PREFIX_CACHE_MIB = 1 << 24
 _CPUS = ", the CPUs of this process, as threads beyond that only wait for each other"
+_CLOSED = "the engine was closed before this stream ended: what was read is valid, load an engine again for the rest"
 
 
 class Engine:
@@ -138,7 +139,7 @@ class Engine:
             backend = stack.enter_context(Backend(choose_device(device), n_threads))
             loaded = load_target(stack, backend, pair, limits, kv_types, on_progress)
             drafting = load_drafter(stack, loaded, pair, draft_kv_types, on_progress, rotates_keys=rotate_draft_keys)
-            engine = cls(loaded, drafting, pair, PrefixCache(cache_mib << 20))
+            engine = cls(loaded, drafting, pair, PrefixCache(cache_mib << 20, backend.lock))
             engine._stack = stack.pop_all()
         return engine
 
@@ -252,8 +253,9 @@ class Engine:
 
     def open_session(self) -> Session:
         """A session of its own, for conversations of several turns; an engine has as many as it has slots."""
-        target = self.target.open_sequence()
-        drafter = None if self.drafter is None else self.drafter.open_sequence(target)
+        with self.target.backend.lock:  # two threads must not get the same slot
+            target = self.target.open_sequence()
+            drafter = None if self.drafter is None else self.drafter.open_sequence(target)
         n_vocab = self.target.config.n_vocab
         return Session(target, drafter, n_vocab=n_vocab, prefixes=self.prefixes, policies=self._policies)
 
@@ -298,10 +300,11 @@ class Engine:
         self._free_memory()
 
     def _free_memory(self) -> None:
-        self.prefixes.clear()
-        if self.drafter is not None:
-            self.drafter.close()
-        self.target.park()
+        with self.target.backend.lock:
+            self.prefixes.clear()
+            if self.drafter is not None:
+                self.drafter.close()
+            self.target.park()
 
     def unpark(self, on_progress: Progress | None = None) -> None:
         """Load weights again and make new caches; safe to call when the engine is not parked.
@@ -311,9 +314,12 @@ class Engine:
             OptionError: the engine is closed.
         """
         check_callback("on_progress", on_progress)
-        if not self.target.is_parked:
+        with self.target.backend.lock:  # nobody may take the target for usable before its drafter is
+            if self.target.is_parked:
+                self._load_again(on_progress)
             self.target.refuse_unusable()
-            return
+
+    def _load_again(self, on_progress: Progress | None) -> None:
         target, drafter, pair = self.target, self.drafter, self._pair
         try:
             target.unpark(load_target_weights(target.backend, pair, on_progress))
@@ -334,12 +340,16 @@ class Engine:
         return f"step by step ({why})" if why else "in one graph"
 
     def close(self) -> None:
-        """Free all device memory; safe to call twice."""
+        """Free all device memory; safe to call twice.
+
+        Who reads a stream of this engine gets an OptionError; what another thread has on the device is waited for.
+        """
         running = None if self._running is None else self._running()
         if running is not None:
-            running.close()
-        self.prefixes.clear()
-        self._stack.close()
+            running.abandon(_CLOSED)
+        with self.target.backend.lock:
+            self.prefixes.clear()
+            self._stack.close()
 
     def __enter__(self) -> Engine:
         return self

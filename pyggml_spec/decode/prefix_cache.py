@@ -7,16 +7,23 @@ an edited message).
 
 A snapshot costs host memory for the recurrent state; its KV cells are shared with whoever uses them. The least recently
 used ones go when `max_bytes` is exceeded, and when a sequence needs their cells: a full cache never refuses a token.
+
+Sessions of several threads share one cache, and releasing a snapshot changes what the device's memory is used for. So
+there is one lock for both, the device's: whoever needs cells holds it already when a prefix has to make room. Between
+finding a snapshot and going on from it the lock must be held, or another thread may release it meanwhile.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from threading import RLock
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from pyggml_spec.decode.alone import alone
 
 STEP_TOKENS = 512  # regular stops lie at multiples of this, which are also the borders of prefill calls
 MAX_STEPS = 4  # regular stops in one prompt
@@ -33,6 +40,7 @@ class Snapshot:
     token_ids: NDArray[np.int32]
     target: Any  # what the target sequence's `snapshot` returned
     drafter: Any | None
+    lock: Any = field(default_factory=RLock)  # the device's
 
     @property
     def length(self) -> int:
@@ -46,6 +54,7 @@ class Snapshot:
         n_bytes: int = self.target.n_bytes + self.token_ids.nbytes
         return n_bytes
 
+    @alone
     def release(self) -> None:
         """Give the caches up; safe to call twice."""
         self.target.release()
@@ -54,10 +63,11 @@ class Snapshot:
 
 
 class PrefixCache:
-    """Snapshots of up to `max_bytes` together, the most recently used one last."""
+    """Snapshots of up to `max_bytes` together, the most recently used one last; `lock` is the device's."""
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, lock: Any = None) -> None:
         self.max_bytes = max_bytes
+        self.lock = RLock() if lock is None else lock
         self._snapshots: list[Snapshot] = []
         self._is_hopeless = False  # one snapshot alone exceeds the limit
 
@@ -65,10 +75,12 @@ class PrefixCache:
         return len(self._snapshots)
 
     @property
+    @alone
     def n_bytes(self) -> int:
         """Host memory in use."""
         return sum(snapshot.n_bytes for snapshot in self._snapshots)
 
+    @alone
     def find(self, token_ids: Sequence[int]) -> Snapshot | None:
         """The longest snapshot whose tokens begin `token_ids`; it counts as used."""
         tokens = np.asarray(token_ids, dtype=np.int32)
@@ -80,6 +92,7 @@ class PrefixCache:
         self._snapshots.append(best)
         return best
 
+    @alone
     def stops(self, token_ids: Sequence[int], n_held: int) -> list[int]:
         """Lengths, ascending, at which computing `token_ids` should pause for a snapshot; n_held are there already."""
         tokens = np.asarray(token_ids, dtype=np.int32)
@@ -92,6 +105,7 @@ class PrefixCache:
         stops = {leaves, n_tokens, *range(step, n_tokens, step)}
         return sorted(n for n in stops if n > n_held and n >= MIN_TOKENS)
 
+    @alone
     def wants(self, token_ids: Sequence[int]) -> bool:
         """Whether a snapshot after exactly these tokens would add something."""
         if self._is_hopeless or not self.max_bytes or len(token_ids) < MIN_TOKENS:
@@ -99,6 +113,7 @@ class PrefixCache:
         tokens = np.asarray(token_ids, dtype=np.int32)
         return all(s.length != len(tokens) or _n_common(s, tokens) < len(tokens) for s in self._snapshots)
 
+    @alone
     def add(self, snapshot: Snapshot) -> None:
         """Take the snapshot over, giving up others for it; one that alone exceeds the limit is released at once."""
         if snapshot.n_bytes > self.max_bytes:
@@ -109,6 +124,7 @@ class PrefixCache:
             self.evict()
         self._snapshots.append(snapshot)
 
+    @alone
     def evict(self) -> bool:
         """Give up the least recently used snapshot; False when there is none."""
         if not self._snapshots:
@@ -116,6 +132,7 @@ class PrefixCache:
         self._snapshots.pop(0).release()
         return True
 
+    @alone
     def clear(self) -> None:
         """Give up everything."""
         while self.evict():

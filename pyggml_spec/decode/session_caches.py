@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from threading import RLock
 
 import numpy as np
 
@@ -99,7 +100,8 @@ class SessionCaches:
         """The caches as they are, together with `token_ids`."""
         self._catch_up()
         drafter = None if self.drafter is None else self.drafter.snapshot()
-        return Snapshot(np.array(token_ids, dtype=np.int32), self.target.snapshot(), drafter)
+        ids = np.array(token_ids, dtype=np.int32)
+        return Snapshot(ids, self.target.snapshot(), drafter, getattr(self.target, "lock", RLock()))
 
     def restore(self, snapshot: Snapshot) -> None:
         """Make the caches what they were; the caller sees to the tokens, then calls `settle`.
@@ -140,17 +142,23 @@ class SessionCaches:
 
     def _find_prefix(self, tokens: list[int], stats: Stats) -> None:
         """Start from a snapshot that holds more of the tokens than the caches do."""
-        found = None if self.prefixes is None else self.prefixes.find(tokens[:-1])
-        if found is not None and found.length > self.target.length:
-            stats.record_cached(found.length - self.target.length)
-            self.restore(found)
-            self.settle()
+        if self.prefixes is None:
+            return
+        with self.prefixes.lock:
+            found = self.prefixes.find(tokens[:-1])
+            if found is not None and found.length > self.target.length:
+                stats.record_cached(found.length - self.target.length)
+                self.restore(found)
+                self.settle()
 
     def _leave_prefix(self, tokens: list[int]) -> None:
         """Leave a snapshot of the caches with `prefixes`, unless it has one."""
+        if self.prefixes is None:
+            return
         held = tokens[: self.target.length]
-        if self.prefixes is not None and self.prefixes.wants(held):
-            self.prefixes.add(self.snapshot(held))
+        with self.prefixes.lock:
+            if self.prefixes.wants(held):
+                self.prefixes.add(self.snapshot(held))
 
     def _prefill(self, tokens: list[int], stats: Stats, on_chunk: OnChunk) -> None:
         held_before, started = self.target.length, self.clock()

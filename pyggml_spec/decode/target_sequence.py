@@ -113,13 +113,13 @@ class NativeTargetSequence:
     @alone
     def _append(self, tree: DraftTree) -> None:
         """Compute a chain whose nodes are committed already."""
+        self.refuse_void()
         n = tree.n_nodes
         if self._target.limits.exact:  # as a verify of which everything is accepted: the same graph at the same width
             self._make_feature_room(n)
             self._launch(self._target.verify_graph(n, "top", 1), tree)
             self.accept(range(n))
             return
-        self.refuse_void()
         self._make_feature_room(n)
         built = self._target.prefill_graph(n)
         first = self.length
@@ -135,6 +135,7 @@ class NativeTargetSequence:
     @alone
     def verify(self, tree: DraftTree, *, top_k: int = 1, logits: bool = False) -> Posterior:
         """Run the target over the tree's nodes, the anchor included; the result awaits accept or discard."""
+        self.refuse_void()
         n = tree.n_nodes
         if n > self.max_width:
             raise OptionError(f"a verify takes at most {self.max_width} nodes, found {n}; use a smaller budget")
@@ -154,7 +155,6 @@ class NativeTargetSequence:
 
     def _launch(self, built: qwen35.TargetGraph, tree: DraftTree) -> None:
         """Compute the nodes; what becomes of them is open until accept or discard."""
-        self.refuse_void()
         cells = self._cells.take(tree.n_nodes)
         rows = self._feature_rows(tree.n_nodes)
         self._candidate = rows

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import inspect
 import json
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from pyggml_spec import (
     PyggmlSpecError,
     assets,
 )
+from pyggml_spec.decode.round import SpecOptions
 
 pytestmark = pytest.mark.native
 
@@ -276,6 +279,117 @@ def test_closing_a_stream_that_another_thread_reads_cancels_it(small: Engine) ->
 
     assert stream.completion.finish_reason == "cancelled" or not refused
     assert small.generate(PROMPT, max_tokens=10).tokens == wanted
+
+
+@pytest.mark.parametrize("n_read", [0, 2])
+def test_closing_the_engine_is_an_error_for_who_reads_a_stream(n_read: int) -> None:
+    """Nobody takes half a text for the whole one; what was read stays valid."""
+    with Engine.load(n_ctx=256, n_threads=1) as engine:
+        wanted = engine.generate(PROMPT, max_tokens=40, ignore_eos=True).tokens
+        stream = engine.stream(PROMPT, max_tokens=40, ignore_eos=True)
+        for _ in range(n_read):
+            next(stream)
+    with pytest.raises(OptionError, match="the engine was closed"):
+        list(stream)
+
+    done = stream.completion
+    assert done.finish_reason == "cancelled"
+    assert bool(done.tokens) == bool(n_read) and done.tokens == wanted[: len(done.tokens)]
+
+
+def test_closing_the_engine_leaves_complete_streams_alone() -> None:
+    """The last piece is out, so nothing is missing."""
+    with Engine.load(n_ctx=256, n_threads=1) as engine:
+        stream = engine.stream(PROMPT, max_tokens=5)
+        n_read = 0
+        while n_read < 5:
+            n_read += len(next(stream).token_ids)
+    assert list(stream) == []
+    assert stream.completion.finish_reason == "length"
+
+
+@pytest.mark.parametrize("spec", ["off", "chain"])
+@pytest.mark.parametrize("by_session", [False, True], ids=["stream", "session"])
+def test_closing_the_engine_while_another_thread_generates(spec: str, by_session: bool) -> None:
+    """It waits for what runs on the device, and the other thread gets an error, not a freed device."""
+    for _ in range(8):
+        engine, errors = Engine.load(n_ctx=4096, n_threads=1), []
+        ids, begun = engine.tokenizer.encode(PROMPT), threading.Event()
+        if by_session:
+            pieces = engine.open_session().generate(ids, spec=SpecOptions(spec))
+        else:
+            pieces = engine.stream(ids, max_tokens=None, ignore_eos=True, spec=spec)
+        reader = threading.Thread(target=read_all, args=(pieces, begun, errors))
+        reader.start()
+        begun.wait(30)
+        engine.close()
+        reader.join()
+
+        assert len(errors) == 1 and "closed" in errors[0]
+
+
+def read_all(pieces: Iterator[Any], begun: threading.Event, errors: list[str]) -> None:
+    """A reader in a thread of its own."""
+    try:
+        for _ in pieces:
+            begun.set()
+    except OptionError as error:
+        errors.append(str(error))
+
+
+def test_sessions_opened_at_once_get_slots_of_their_own(small: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads that find the same slot free must not both take it."""
+    find = small.target._free_slot
+
+    def slowly() -> int | None:
+        slot = find()
+        time.sleep(0.05)
+        return slot
+
+    monkeypatch.setattr(small.target, "_free_slot", slowly)
+    sessions = []
+    threads = [threading.Thread(target=lambda: sessions.append(small.open_session())) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert sorted(session.target.slot for session in sessions) == [0, 1]
+    for session in sessions:
+        session.close()
+
+
+def test_threads_share_prefixes(small: Engine) -> None:
+    """Requests that begin alike, in two threads, with memory for few prefixes: the texts are those of one thread."""
+    prompts = [small.tokenizer.encode(PROMPT * 3 + f"# {i % 3}\n" * (1 + i % 2)) for i in range(6)]
+    small.prefixes.clear()
+    wanted = [small.generate(ids, max_tokens=8, ignore_eos=True).tokens for ids in prompts]
+    one = small.prefixes.n_bytes // max(len(small.prefixes), 1)
+    most, small.prefixes.max_bytes = small.prefixes.max_bytes, 2 * one + one // 2
+    found: list[tuple[int, list[int]]] = []
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+
+    def work(first: int) -> None:
+        for i in range(first, first + 4 * len(prompts)):
+            session = small.open_session()
+            emissions = session.generate(prompts[i % len(prompts)], max_tokens=8)
+            found.append((i % len(prompts), [token for e in emissions for token in e.token_ids]))
+            session.close()
+
+    threads = [threading.Thread(target=work, args=(3 * i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    sys.setswitchinterval(interval)
+    small.prefixes.max_bytes = most
+    small.prefixes.clear()
+
+    assert len(found) == 8 * len(prompts)
+    assert all(tokens == wanted[i] for i, tokens in found)
+    pool = small.target.state.kv.pool
+    assert pool.n_free == pool.n_cells
 
 
 def test_a_damaged_target_says_so(tmp_path: Path) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 from decode_fakes import N_VOCAB, FakeDrafter, FakeSnapshot, FakeTarget
@@ -171,3 +175,87 @@ def test_replaced_conversation(n_common: int):
 
     assert run(session, [], "chain", max_tokens=9) == run(make(), edited, "off", max_tokens=9)
     assert session.target.n_resets == (n_common < 15)
+
+
+@pytest.fixture
+def busy_threads() -> Iterator[None]:
+    """Threads change places after nearly every instruction."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+
+
+def test_nobody_releases_a_prefix_that_is_being_restored():
+    """Between finding it and having it back a snapshot belongs to the session that found it."""
+    prefixes = PrefixCache(10**6)
+    answer, _ = ask(prefixes, SYSTEM)
+    session, found, cleared = make(prefixes), threading.Event(), threading.Event()
+    restore = session.target.restore
+
+    def slowly(snapshot: FakeSnapshot) -> None:
+        found.set()
+        cleared.wait(0.2)
+        restore(snapshot)
+
+    def clear() -> None:
+        found.wait(5)
+        prefixes.clear()
+        cleared.set()
+
+    session.target.restore = slowly
+    other = threading.Thread(target=clear)
+    other.start()
+    tokens = run(session, SYSTEM, "chain", max_tokens=9)[0]
+    other.join()
+
+    assert tokens == answer and session.target.n_restores == 1
+    assert cleared.is_set()
+
+
+def test_threads_share_one_cache(busy_threads):
+    """Looking up, leaving and evicting at once: every snapshot is released once, none while somebody has it."""
+    prefixes, snapshots, errors = PrefixCache(5000), [], []
+
+    def work(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        try:
+            for _ in range(300):
+                tokens = [int(rng.integers(3))] * int(rng.integers(16, 24))
+                prefixes.stops(tokens, 0)
+                if prefixes.wants(tokens):
+                    snapshots.append(kept(tokens))
+                    prefixes.add(snapshots[-1])
+                with prefixes.lock:
+                    found = prefixes.find(tokens)
+                    assert found is None or not found.target.is_released
+                if rng.random() < 0.2:
+                    prefixes.evict()
+                assert prefixes.n_bytes <= 5000
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert errors == []
+    assert sum(not snapshot.target.is_released for snapshot in snapshots) == len(prefixes)
+
+
+def test_a_snapshot_is_released_under_the_lock_of_its_device():
+    """It gives cells back that other threads count at the same time."""
+    session = make()
+    session.target.lock = threading.RLock()
+    run(session, PROMPT, "chain", max_tokens=3)
+    snapshot = session.snapshot()
+    releaser = threading.Thread(target=snapshot.release)
+    with session.target.lock:
+        releaser.start()
+        releaser.join(0.1)
+        assert not snapshot.target.is_released
+    releaser.join()
+
+    assert snapshot.target.is_released

@@ -136,7 +136,7 @@ def bench(ctx: click.Context, /, **given: Any) -> None:
     texts = _texts(given)
     with StageBar() as bar, load_engine(given, bar, max_width=_max_width(given)) as engine:
         report = _head(engine, given, len(texts))
-        prompts = [engine.tokenizer.encode(as_prompt(engine, text, {**given, "system": None})) for text in texts]
+        prompts = [as_prompt(engine, text, {**given, "system": None}) for text in texts]
         if given["parity"]:
             report |= _check_parity(engine, texts, prompts, given, bar)
         elif given["drafter_check"]:

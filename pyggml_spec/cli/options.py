@@ -144,7 +144,7 @@ model_options = _apply(
 
 prompt_options = _apply(
     [
-        click.option("-p", "--prompt", metavar="TEXT", help="The prompt, taken literally."),
+        click.option("-p", "--prompt", metavar="TEXT", help="The prompt, taken literally but for control tokens."),
         click.option(
             "-f",
             "--file",
@@ -152,7 +152,12 @@ prompt_options = _apply(
             metavar="FILE",
             help="Read the prompt from a file, - = stdin; one final newline is dropped.",
         ),
-        click.option("--chat", is_flag=True, help="Wrap the prompt as a user message in the model's chat template."),
+        click.option(
+            "--chat",
+            is_flag=True,
+            help="Wrap the prompt as a user message in the model's chat template. All of it is text then; in a plain "
+            "prompt the spelling of a control token, such as <|im_end|>, becomes that token.",
+        ),
         click.option(
             "-sys", "--system", "--system-prompt", "system", metavar="TEXT", help="System message; needs --chat."
         ),

@@ -107,9 +107,11 @@ def refuse(rules: Iterable[tuple[Any, str]]) -> None:
             raise click.UsageError(sentence)
 
 
-def as_prompt(engine: Engine, text: str, given: dict[str, Any]) -> str:
-    """The text as it is, or with --chat as a conversation in the model's template."""
-    return engine.chat_prompt(_messages(text, given["system"])) if given["chat"] else text
+def as_prompt(engine: Engine, text: str, given: dict[str, Any]) -> list[int]:
+    """The tokens of the text as it is, or with --chat of a conversation in the model's template."""
+    if given["chat"]:
+        return engine.chat_prompt(_messages(text, given["system"]))
+    return engine.tokenizer.encode(text)
 
 
 def _generate(engine: Engine, text: str, given: dict[str, Any], bar: StageBar) -> Completion:

@@ -84,7 +84,7 @@ def tree(**given: Any) -> None:
         _print_trees(rounds)
 
 
-def list_rounds(engine: Engine, prompt: str, given: dict[str, Any]) -> list[TreeRound]:
+def list_rounds(engine: Engine, prompt: list[int], given: dict[str, Any]) -> list[TreeRound]:
     """Decode greedily with trees until so many rounds are committed or the text ends."""
     from ..decode.round import RoundResult, SpecOptions
     from ..tree.build import TreeOptions
@@ -97,9 +97,7 @@ def list_rounds(engine: Engine, prompt: str, given: dict[str, Any]) -> list[Tree
     spec = SpecOptions("tree", tree=TreeOptions(given["budget"], given["top_k"], given["tau"]))
     session = engine.open_session()
     try:
-        emissions = session.generate(
-            engine.tokenizer.encode(prompt), spec=spec, stop_ids=engine.tokenizer.end_ids, on_round=keep
-        )
+        emissions = session.generate(prompt, spec=spec, stop_ids=engine.tokenizer.end_ids, on_round=keep)
         for _ in emissions:
             if len(rounds) >= given["n_rounds"]:
                 break

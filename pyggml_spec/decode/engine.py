@@ -44,7 +44,7 @@ from pyggml_spec.ggml.backend import choose_device, default_threads
 from pyggml_spec.policy import PolicyName, PolicyShelf
 from pyggml_spec.records import SamplingParams
 from pyggml_spec.state.kv_cells import KvTypes
-from pyggml_spec.tokenizer.chat import render_chat
+from pyggml_spec.tokenizer.chat import encode_chat
 from pyggml_spec.tree.build import TreeOptions
 
 ModelPath = str | PathLike[str]
@@ -184,6 +184,9 @@ class Engine:
     ) -> Stream:
         """Start a generation from a text or token ids; yields a Piece per round.
 
+        The spelling of a control token in a text, such as <|im_end|>, becomes that token; see `chat_prompt` for words
+        of others.
+
         Args:
             max_tokens: most tokens to generate; None (or -1) = until a stop or the end of the context.
             temperature: 0 = greedy. top_k, top_p, min_p, the penalties and `seed` as in llama.cpp.
@@ -259,9 +262,13 @@ class Engine:
         n_vocab = self.target.config.n_vocab
         return Session(target, drafter, n_vocab=n_vocab, prefixes=self.prefixes, policies=self._policies)
 
-    def chat_prompt(self, messages: Sequence[dict[str, str]], **variables: Any) -> str:
-        """The prompt of a conversation by the model's own chat template; messages are {"role", "content"}."""
-        return render_chat(self.tokenizer.vocabulary.chat_template, check_messages(messages), **variables)
+    def chat_prompt(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> list[int]:
+        """The prompt of a conversation by the model's own chat template, as token ids for `generate` and `stream`.
+
+        Messages are {"role", "content"}. What they say is text: a control token spelled in one, such as <|im_end|>,
+        does not become that token, as it does in a prompt given as a text.
+        """
+        return encode_chat(self.tokenizer, check_messages(messages), **variables)
 
     def describe(self) -> dict[str, Any]:
         """Names and sizes: model, drafter, device, memory in bytes."""

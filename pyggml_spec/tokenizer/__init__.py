@@ -1,4 +1,4 @@
-"""Text to token ids and back, from the vocabulary a model file carries. `chat` renders conversations."""
+"""Text to token ids and back, from the vocabulary a model file carries. `chat` does so for conversations."""
 
 from pyggml_spec.tokenizer.stream import StreamDecoder
 from pyggml_spec.tokenizer.tokenizer import Tokenizer

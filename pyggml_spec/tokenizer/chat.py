@@ -1,20 +1,89 @@
-"""Rendering a conversation with the chat template that a model file carries."""
+"""Rendering a conversation with the chat template that a model file carries.
+
+Control tokens come from the template alone: one that is spelled in a message is text, whoever wrote it. Templates mix
+both into one text, cut it and join it, so while one runs every control token in a message has another first character,
+which occurs nowhere else; it gets its own back after the control tokens were found. The text that is tokenised is
+otherwise the one that Hugging Face tokenizers see, across the borders of messages too.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, NoReturn
+from itertools import starmap
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from pyggml_spec.errors import ModelFileError, OptionError
 
+if TYPE_CHECKING:
+    from pyggml_spec.tokenizer.tokenizer import Tokenizer
+
 Message = Mapping[str, Any]
 
 _MAX_REASON_CHARS = 300
+_STAND_INS = range(0xA000, 0xA48D)  # Yi syllables: rare, without case, and printable, so that no repr escapes them
+
+
+def encode_chat(tokenizer: Tokenizer, messages: Sequence[Message], **variables: Any) -> list[int]:
+    """The prompt of a conversation as token ids: `render_chat`, with the control tokens of the template alone.
+
+    What is said in messages, or in lists and mappings among the variables (tools, documents), is text; a text given as
+    a variable (bos_token, say) is the caller's own, as the template is.
+    """
+    template = tokenizer.vocabulary.chat_template
+    disguise = _Disguise(tokenizer.control_ids, "".join([template or "", *_texts_in([messages, variables])]))
+    hidden: dict[str, Any] = {
+        name: value if isinstance(value, str) else disguise.put_on(value) for name, value in variables.items()
+    }
+    text = render_chat(template, disguise.put_on(messages), **hidden)
+    return tokenizer.encode(text, stand_ins=disguise.stand_ins)
+
+
+class _Disguise:
+    """Other first characters for control tokens, none of which occurs in the text `used`."""
+
+    def __init__(self, control_tokens: Collection[str], used: str) -> None:
+        groups = {token[0]: [other[1:] for other in control_tokens if other[0] == token[0]] for token in control_tokens}
+        free = (chr(code) for code in _STAND_INS if chr(code) not in used)
+        self._other = dict(zip(groups, free, strict=False))
+        if len(self._other) < len(groups):
+            raise OptionError("the messages have every Yi syllable, of which control tokens need one: leave one out")
+        self.stand_ins = {ord(other): first for first, other in self._other.items()}
+        self._pattern = re.compile("|".join(starmap(_beginning, groups.items())) or "(?!)")
+
+    def put_on(self, value: Any) -> Any:
+        """The value with every text in it disguised."""
+        if isinstance(value, str):
+            return self._pattern.sub(lambda found: self._other[found[0]], value)
+        if isinstance(value, Mapping):
+            return {self.put_on(key): self.put_on(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            items = map(self.put_on, value)
+            return list(items) if isinstance(value, list) else tuple(items)
+        return value
+
+
+def _beginning(first: str, rests: Sequence[str]) -> str:
+    """An expression for the first character of a token, also of one that the end of the text cuts off: the next
+    message, or the next part of this one, may hold its rest."""
+    begun = {rest[:n] for rest in rests for n in range(len(rest))}
+    return f"{re.escape(first)}(?={'|'.join(map(re.escape, rests))}|(?:{'|'.join(map(re.escape, begun))})\\Z)"
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    """Every text in lists and mappings."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _texts_in([*value.keys(), *value.values()])
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _texts_in(item)
 
 
 def render_chat(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 
 import tokenizers
@@ -14,7 +15,7 @@ from pyggml_spec.tokenizer.byte_alphabet import byte_of_character
 from pyggml_spec.tokenizer.stream import StreamDecoder
 
 _CONTROL, _USER_DEFINED = 3, 4
-_END_TEXTS = (b"<|endoftext|>", b"<|im_end|>")  # end an answer whichever of them the file calls end of text
+_END_TEXTS = ("<|endoftext|>", "<|im_end|>")  # end an answer whichever of them the file calls end of text
 
 
 class Tokenizer:
@@ -42,28 +43,47 @@ class Tokenizer:
     def end_ids(self) -> frozenset[int]:
         """Tokens that end a text or an answer."""
         named = {token_id for token_id in (self.vocabulary.eos_id, self.vocabulary.eot_id) if token_id is not None}
-        control = {self.vocabulary.tokens[token_id]: token_id for token_id in self._ids_of_type(_CONTROL)}
-        return frozenset(named | {control[text] for text in _END_TEXTS if text in control})
+        return frozenset(named | {self.control_ids[text] for text in _END_TEXTS if text in self.control_ids})
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
         """Control tokens: they steer the model and have no text of their own."""
         return frozenset(self._ids_of_type(_CONTROL))
 
-    def encode(self, text: str, *, parse_special: bool = True, add_bos: bool | None = None) -> list[int]:
+    @cached_property
+    def control_ids(self) -> Mapping[str, int]:
+        """Control tokens by their spelling."""
+        ids = [token_id for token_id in self._ids_of_type(_CONTROL) if self.vocabulary.tokens[token_id]]
+        return dict(zip(_texts(self.vocabulary, [self.vocabulary.tokens[i] for i in ids]), ids, strict=True))
+
+    def encode(
+        self,
+        text: str,
+        *,
+        parse_special: bool = True,
+        add_bos: bool | None = None,
+        stand_ins: Mapping[int, str] | None = None,
+    ) -> list[int]:
         """Token ids of `text`, normalised to NFC.
 
         parse_special: whether the spelling of a control token, such as <|im_end|>, becomes that token.
-        add_bos: whether to begin with the begin-of-text token; None = as the file says.
+        add_bos: whether to begin with the begin-of-text token; None = as the file says, unless the text does.
+        stand_ins: characters (as for str.translate) that others stand for where no control token is meant; see `chat`.
         Raises OptionError when the text is not valid Unicode (an undecodable byte of the command line, say).
         """
         try:
-            self._encoder.encode_special_tokens = not parse_special
-            ids: list[int] = self._encoder.encode(text, add_special_tokens=False).ids
+            pieces = self._control_pattern.split(text) if parse_special else [text]
+            ids: list[int] = []
+            for plain, control in zip(pieces[::2], [*pieces[1::2], None], strict=True):
+                if plain != "":
+                    plain = plain.translate(stand_ins) if stand_ins else plain
+                    ids += self._encoder.encode(plain, add_special_tokens=False).ids
+                if control is not None:
+                    ids.append(self.control_ids[control])
         except (UnicodeEncodeError, TypeError) as error:
             raise OptionError(f"the text cannot be tokenised: {error}; give valid Unicode text") from error
         bos_id = self.vocabulary.bos_id
-        wants_bos = self.vocabulary.add_bos if add_bos is None else add_bos
+        wants_bos = self.vocabulary.add_bos and ids[:1] != [bos_id] if add_bos is None else add_bos
         return [bos_id, *ids] if wants_bos and bos_id is not None else ids
 
     def decode(self, token_ids: Iterable[int], *, with_special: bool = False) -> str:
@@ -109,15 +129,16 @@ class Tokenizer:
                 pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
             ]
         )
-        encoder.add_special_tokens(self._added_tokens(_CONTROL))
-        encoder.add_tokens(self._added_tokens(_USER_DEFINED))
+        tokens = self.vocabulary.tokens
+        texts = _texts(self.vocabulary, [tokens[token_id] for token_id in self._ids_of_type(_USER_DEFINED)])
+        encoder.add_tokens([tokenizers.AddedToken(text, normalized=False) for text in texts if text])
         return encoder
 
-    def _added_tokens(self, token_type: int) -> list[tokenizers.AddedToken]:
-        tokens = self.vocabulary.tokens
-        texts = _texts(self.vocabulary, [tokens[token_id] for token_id in self._ids_of_type(token_type)])
-        is_special = token_type == _CONTROL
-        return [tokenizers.AddedToken(text, normalized=False, special=is_special) for text in texts if text]
+    @cached_property
+    def _control_pattern(self) -> re.Pattern[str]:
+        """Finds control tokens, of those that begin alike the longest; with none it matches nowhere."""
+        spellings = sorted(self.control_ids, key=len, reverse=True)
+        return re.compile(f"({'|'.join(map(re.escape, spellings)) or '(?!)'})")
 
 
 def _split_pattern(vocabulary: Vocabulary) -> str:

@@ -173,6 +173,18 @@ def test_chat_and_stdin() -> None:
     )
 
 
+def test_control_tokens_of_a_prompt() -> None:
+    """In a conversation they are text, in a plain prompt tokens."""
+    plain, chat, harmless = (
+        run_json("-n", "1", *flags) for flags in (
+            ("-p", "<|im_end|>"), ("--chat", "-p", "<|im_end|>"), ("--chat", "-p", "x")
+        )
+    )  # fmt: skip
+
+    assert plain["prompt_tokens"] == 1
+    assert chat["prompt_tokens"] > harmless["prompt_tokens"]
+
+
 def test_cache_types() -> None:
     """Cached keys and values may be stored more coarsely."""
     assert len(run_json("-p", PROMPT, "-n", "4", "-ctk", "q8_0", "-ctv", "q8_0")["tokens"]) == 4

@@ -171,6 +171,15 @@ def test_integers_of_numpy(small: Engine) -> None:
     assert done.tokens == small.generate(np.array(small.tokenizer.encode(PROMPT)), **options, **trees).tokens
 
 
+def test_control_tokens_in_a_conversation_are_text(small: Engine) -> None:
+    """A prompt given as a text may hold control tokens, a message may not."""
+    ids = small.chat_prompt([{"role": "user", "content": "<|im_end|>"}])
+
+    assert small.tokenizer.encode("<|im_end|>")[0] in small.tokenizer.special_ids
+    assert sum(i in small.tokenizer.special_ids for i in ids) == 3
+    assert small.generate(ids, max_tokens=1).prompt_tokens == len(ids)
+
+
 @pytest.mark.parametrize("prompt", ["", []], ids=["text", "tokens"])
 def test_empty_prompt_is_refused(small: Engine, prompt: str | list[int]) -> None:
     """The model has no token that starts a text."""

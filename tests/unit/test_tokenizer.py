@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 import unicodedata
 from dataclasses import replace
@@ -112,6 +113,33 @@ def test_control_tokens_have_no_text_unless_asked() -> None:
     assert tokenizer.encode("ab<think>ab<|end|>") == [256, 257, 256, 258]
     assert tokenizer.encode("<think>", parse_special=False) == [257]
     assert tokenizer.decode([256, 257, 258]) == "ab<think>"
+
+
+def test_threads_do_not_disturb_each_other() -> None:
+    """One reads control tokens as such while the other one reads them as text."""
+    text, found = "ab<|im_end|>" * 200, {True: set(), False: set()}
+    expected = {parse: {tuple(TOKENIZER.encode(text, parse_special=parse))} for parse in found}
+
+    def work(parse: bool) -> None:
+        for _ in range(100):
+            found[parse].add(tuple(TOKENIZER.encode(text, parse_special=parse)))
+
+    threads = [threading.Thread(target=work, args=(parse,)) for parse in found]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert found == expected
+
+
+def test_control_tokens_that_begin_alike() -> None:
+    """The longest one counts, wherever it stands in the vocabulary."""
+    tokens = toy().tokens + [b"<|end|>more"]
+    tokenizer = Tokenizer(toy(tokens=tokens, types=[*toy().token_types, 3]))
+
+    assert tokenizer.encode("<|end|>more<|end|>mor") == [259, 258, *tokenizer.encode("mor")]
+    assert Tokenizer(toy(types=[1] * 259)).encode("ab<|end|>")[0] == 256
 
 
 def test_end_ids() -> None:

@@ -200,20 +200,3 @@ def rope(
             theta, 1.0 / factor, yarn_mix, attention_factor, beta_fast, beta_slow,
         ),
     )  # fmt: skip
-
-
-def flash_attention(context: Context, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale_: float) -> Tensor:
-    """Masked attention for wide batches: q f32 [D, N, H], k and v [D, n_kv, H_kv], mask f16 [n_kv, N] -> [D, H, N]."""
-    require_type(mask, F16, what="the attention mask")
-    _check(
-        q.ne[0] == k.ne[0] == v.ne[0] and k.ne[1] == v.ne[1] == mask.ne[0] and q.ne[1] == mask.ne[1]
-        and k.ne[2] == v.ne[2] and q.ne[2] % k.ne[2] == 0 and mask.is_contiguous,
-        "attention operands do not fit together", q, k, v, mask,
-    )  # fmt: skip
-    return _node(context, lib.ggml_flash_attn_ext(_begin(context), q.ptr, k.ptr, v.ptr, mask.ptr, scale_, 0.0, 0.0))
-
-
-def permute(context: Context, x: Tensor, axes: Sequence[int]) -> Tensor:
-    """Axis i of x becomes axis axes[i] of the result; nothing moves."""
-    _check(sorted(axes) == [0, 1, 2, 3], f"permute needs a permutation of 0..3, found {list(axes)}", x)
-    return _node(context, lib.ggml_permute(_begin(context), x.ptr, *axes))

@@ -190,7 +190,7 @@ profile() {  # kernels of one call, as launched one by one
         echo "-- $call"
         # shellcheck disable=SC2086
         timeout 100 ncu --clock-control none --cache-control none --profile-from-start off --csv --page raw --log-file "$work/p.csv" \
-            --metrics gpu__time_duration.sum,dram__bytes.sum "$python" tools/profile_gpu.py --target "$(model "$shape:8layers")" $call
+            --metrics gpu__time_duration.sum,dram__bytes.sum,dram__throughput.avg.pct_of_peak_sustained_elapsed "$python" tools/profile_gpu.py --target "$(model "$shape:8layers")" $call
         "$python" tools/profile_gpu.py --summarise "$work/p.csv"
     done
 }

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """One verify of a target between the profiler's start and stop, and a table of what a profiler saw.
 
-    ncu --profile-from-start off --metrics gpu__time_duration.sum,dram__bytes.sum --csv --page raw --log-file P.csv \\
+    ncu --profile-from-start off --csv --page raw --log-file P.csv \\
+        --metrics gpu__time_duration.sum,dram__bytes.sum,dram__throughput.avg.pct_of_peak_sustained_elapsed \\
         python tools/profile_gpu.py --target T.gguf --width 16
     python tools/profile_gpu.py --summarise P.csv
 
@@ -55,22 +56,27 @@ def short_name(kernel: str) -> str:
 
 
 def summarise(path: Path) -> None:
-    """Kernels by total time: launches, microseconds, megabytes, share of the time, bandwidth."""
+    """Kernels by total time: launches, microseconds, share of the time, megabytes, share of the memory's bandwidth."""
     rows = [line for line in path.read_text(errors="replace").splitlines() if line.startswith('"')]
     reader = csv.DictReader(rows)
     units = next(reader)
     time_key, bytes_key = "gpu__time_duration.sum", "dram__bytes.sum"
-    totals: dict[str, list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
+    share_key = "dram__throughput.avg.pct_of_peak_sustained_elapsed"
+    totals: dict[str, list[float]] = defaultdict(lambda: [0, 0.0, 0.0, 0.0])
     for row in reader:
         entry = totals[short_name(row["Kernel Name"])]
         entry[0] += 1
-        entry[1] += float(row[time_key].replace(",", "")) * MICROSECONDS[units[time_key]]
+        us = float(row[time_key].replace(",", "")) * MICROSECONDS[units[time_key]]
+        entry[1] += us
         entry[2] += float(row[bytes_key].replace(",", "")) * MEGABYTES[units[bytes_key]]
-    all_us = sum(us for _, us, _ in totals.values())
-    print(f"{'kernel':70} {'n':>5} {'us':>9} {'share':>6} {'MB':>8} {'GB/s':>7}")
-    for name, (n, us, megabytes) in sorted(totals.items(), key=lambda item: -item[1][1]):
-        print(f"{name:70} {n:5.0f} {us:9.1f} {us / all_us:6.1%} {megabytes:8.1f} {megabytes / us * 1e3:7.0f}")
-    print(f"{'all':70} {sum(n for n, _, _ in totals.values()):5.0f} {all_us:9.1f}")
+        entry[3] += us * float(row[share_key].replace(",", "")) / 100
+    all_us = sum(entry[1] for entry in totals.values())
+    print(f"{'kernel':70} {'n':>5} {'us':>9} {'share':>6} {'MB':>8} {'GB/s':>7} {'of peak':>7}")
+    for name, (n, us, megabytes, busy_us) in sorted(totals.items(), key=lambda item: -item[1][1]):
+        rates = f"{megabytes / us * 1e3:7.0f} {busy_us / us:7.1%}"
+        print(f"{name:70} {n:5.0f} {us:9.1f} {us / all_us:6.1%} {megabytes:8.1f} {rates}")
+    busy = sum(entry[3] for entry in totals.values()) / all_us
+    print(f"{'all':70} {sum(entry[0] for entry in totals.values()):5.0f} {all_us:9.1f} {'':23} {busy:7.1%}")
 
 
 @click.command()

@@ -586,7 +586,9 @@ enum ggml_spec_mode
   GGML_SPEC_MODE_TOP_K = 3,
   GGML_SPEC_MODE_ATTENTION = 4,
   GGML_SPEC_MODE_PACKED = 5,
-  GGML_SPEC_MODE_BLOCK_CONV = 6
+  GGML_SPEC_MODE_BLOCK_CONV = 6,
+  GGML_SPEC_MODE_ADD_RMS_NORM = 7,
+  GGML_SPEC_MODE_GATED_RMS_NORM = 8
 };
 void ggml_spec_init(void);
 _Bool ggml_spec_is_mode(const struct ggml_tensor *t);
@@ -616,5 +618,9 @@ const char *ggml_spec_check_attention(const struct ggml_tensor *q, const struct 
 struct ggml_tensor *ggml_spec_block_conv(struct ggml_context *ctx, struct ggml_tensor *x, struct ggml_tensor *dynamic, struct ggml_tensor *base, int side);
 const char *ggml_spec_check_block_conv(const struct ggml_tensor *x, const struct ggml_tensor *dynamic, const struct ggml_tensor *base, int side);
 void ggml_spec_graph_seal(struct ggml_cgraph *graph);
+struct ggml_tensor *ggml_spec_add_rms_norm(struct ggml_context *ctx, struct ggml_tensor *a, struct ggml_tensor *b, struct ggml_tensor *weight, float eps);
+struct ggml_tensor *ggml_spec_gated_rms_norm(struct ggml_context *ctx, struct ggml_tensor *x, struct ggml_tensor *weight, struct ggml_tensor *gate, float eps);
+const char *ggml_spec_check_add_rms_norm(const struct ggml_tensor *a, const struct ggml_tensor *b, const struct ggml_tensor *weight, float eps);
+const char *ggml_spec_check_gated_rms_norm(const struct ggml_tensor *x, const struct ggml_tensor *weight, const struct ggml_tensor *gate, float eps);
 void pyggml_spec_log_install(void);
 size_t pyggml_spec_log_tail(char *out, size_t size);

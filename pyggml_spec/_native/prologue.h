@@ -9,6 +9,7 @@
 #include "ggml-spec-attention.h"
 #include "ggml-spec-block-conv.h"
 #include "ggml-spec-graph.h"
+#include "ggml-spec-norms.h"
 
 #include <pthread.h>
 #include <string.h>

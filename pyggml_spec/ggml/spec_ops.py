@@ -10,6 +10,7 @@ from typing import Any
 from pyggml_spec._native import ffi, lib
 from pyggml_spec.errors import ShapeError
 from pyggml_spec.ggml.context import Context
+from pyggml_spec.ggml.ops import view
 from pyggml_spec.ggml.tensor import Tensor
 
 SCHEDULE_HEADER = 8  # i32 words before the nodes of a schedule
@@ -106,6 +107,25 @@ def block_conv(context: Context, x: Tensor, dynamic: Tensor, base: Tensor, side:
     _refuse(lib.ggml_spec_check_block_conv(*operands))
     context.claim()
     return Tensor(context, lib.ggml_spec_block_conv(context.live(), *operands))
+
+
+def add_rms_norm(context: Context, a: Tensor, b: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The sum a + b, f32 [n, N] each, and its RMS norm times weight [n]: two contiguous [n, N] views of one result."""
+    operands = (a.ptr, b.ptr, weight.ptr, eps)
+    _refuse(lib.ggml_spec_check_add_rms_norm(*operands))
+    context.claim()
+    both = Tensor(context, lib.ggml_spec_add_rms_norm(context.live(), *operands))
+    (n, n_rows), (_, row_bytes, plane_bytes, _) = both.ne[:2], both.nb
+    first, second = (view(context, both, [n, n_rows], [row_bytes], plane * plane_bytes) for plane in (0, 1))
+    return first, second
+
+
+def gated_rms_norm(context: Context, x: Tensor, weight: Tensor, gate: Tensor, eps: float) -> Tensor:
+    """RMS norm of every head of x f32 [S * H, N] times weight [S] and silu(gate), gate like x -> [S * H, N]."""
+    operands = (x.ptr, weight.ptr, gate.ptr, eps)
+    _refuse(lib.ggml_spec_check_gated_rms_norm(*operands))
+    context.claim()
+    return Tensor(context, lib.ggml_spec_gated_rms_norm(context.live(), *operands))
 
 
 def top_k(context: Context, logits: Tensor, k: int, logprobs: bool) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pyggml_spec.ggml import Graph, Tensor, ops, spec_ops
 from pyggml_spec.gguf_io.weights import Weights
 from pyggml_spec.models import dflash2, dspark
-from pyggml_spec.models.layers import PackedInputs, feed_forward, heads, project
+from pyggml_spec.models.layers import PackedInputs, feed_forward, following_norm, heads, project
 from pyggml_spec.records import DrafterConfig
 from pyggml_spec.state.features import FeatureRing
 from pyggml_spec.state.kv_cells import KvCache
@@ -163,14 +163,18 @@ def build_convolved(b: _Build, y: Tensor, i: int, part: Literal["attn", "ffn"]) 
     return spec_ops.block_conv(ctx, y, dynamic, base, side=1).named(f"{part}_conv_out-{i}")
 
 
-def build_layer(b: _Build, x: Tensor, i: int) -> Tensor:
-    """One block: attention and feed-forward, each after a norm and beside a residual."""
-    c, ctx, p = b.config, b.graph.context, f"blk.{i}."
+def build_layer(b: _Build, x: Tensor, y: Tensor, i: int) -> tuple[Tensor, Tensor]:
+    """One block: attention and feed-forward, each reading the normed stream y and added to the stream x, [n_embd, B].
+
+    Returns both as the next layer reads them, after the last one as the output head does.
+    """
+    c, ctx = b.config, b.graph.context
     build = build_convolved if c.kind == "dflash2" else build_sublayer
-    y = ops.rms_norm(ctx, x, b.weights[p + "attn_norm.weight"], c.norm_eps).named(f"attn_norm-{i}")
-    x = ops.add(ctx, build(b, y, i, "attn"), x).named(f"ffn_inp-{i}")
-    y = ops.rms_norm(ctx, x, b.weights[p + "ffn_norm.weight"], c.norm_eps).named(f"ffn_norm-{i}")
-    return ops.add(ctx, build(b, y, i, "ffn"), x).named(f"l_out-{i}")
+    x, y = spec_ops.add_rms_norm(ctx, build(b, y, i, "attn"), x, b.weights[f"blk.{i}.ffn_norm.weight"], c.norm_eps)
+    x, y = x.named(f"ffn_inp-{i}"), y.named(f"ffn_norm-{i}")
+    norm, name = following_norm(i, c.n_layers)
+    x, y = spec_ops.add_rms_norm(ctx, build(b, y, i, "ffn"), x, b.weights[norm], c.norm_eps)
+    return x.named(f"l_out-{i}"), y.named(name)
 
 
 def build_block(b: _Build) -> Tensor:
@@ -179,11 +183,11 @@ def build_block(b: _Build) -> Tensor:
     x = ops.get_rows(ctx, b.tables.embeddings, b.inputs.tensors["tokens"]).named("inp_embd")
     if c.embedding_scale != 1.0:
         x = ops.scale(ctx, x, c.embedding_scale)
+    y = ops.rms_norm(ctx, x, b.weights["blk.0.attn_norm.weight"], c.norm_eps).named("attn_norm-0")
     for i in range(c.n_layers):
-        x = build_layer(b, x, i)
-    x = ops.rms_norm(ctx, x, b.weights["output_norm.weight"], c.norm_eps).named("result_norm")
+        x, y = build_layer(b, x, y, i)
     first = c.draft_block_size - c.draft_horizon
-    return ops.view(ctx, x, [c.n_embd, c.draft_horizon], [x.nb[1]], first * x.nb[1])
+    return ops.view(ctx, y, [c.n_embd, c.draft_horizon], [y.nb[1]], first * y.nb[1])
 
 
 def build_logits(b: _Build, hidden: Tensor) -> Tensor:

@@ -77,3 +77,10 @@ def feed_forward(graph: Graph, weights: Weights, x: Tensor, prefix: str) -> Tens
     gate, up = project(graph, weights, f"{prefix}ffn_gate_up", x)
     hidden = ops.swiglu_split(graph.context, gate, up).named(f"{prefix}ffn_swiglu")
     return ops.mul_mat(graph.context, weights[f"{prefix}ffn_down.weight"], hidden).named(f"{prefix}ffn_out")
+
+
+def following_norm(i: int, n_layers: int) -> tuple[str, str]:
+    """The norm that reads the output of layer i: its weight, and llama.cpp's name of its result."""
+    if i + 1 == n_layers:
+        return "output_norm.weight", "result_norm"
+    return f"blk.{i + 1}.attn_norm.weight", f"attn_norm-{i + 1}"

@@ -11,7 +11,7 @@ from typing import Literal
 
 from pyggml_spec.ggml import Graph, Tensor, ops, spec_ops
 from pyggml_spec.gguf_io.weights import Weights
-from pyggml_spec.models.layers import PackedInputs, feed_forward, heads, project
+from pyggml_spec.models.layers import PackedInputs, feed_forward, following_norm, heads, project
 from pyggml_spec.records import TargetConfig
 from pyggml_spec.state.features import FeatureRing
 from pyggml_spec.state.kv_cells import KvCache
@@ -118,22 +118,26 @@ def build_recurrent(b: _Build, x: Tensor, i: int) -> Tensor:
         gates=b.weights.stacks[p + "ssm_gates"][0].tensor,
         norm_eps=_L2_NORM_EPS,
     ).named(f"attn_output-{i}")
-    out = ops.rms_norm(ctx, heads(g, out, s, h_v), b.weights[p + "ssm_norm.weight"], c.norm_eps)
-    out = ops.swiglu_split(ctx, z, ops.reshape(ctx, out, [s * h_v, out.ne[2]])).named(f"final_output-{i}")
+    out = spec_ops.gated_rms_norm(ctx, out, b.weights[p + "ssm_norm.weight"], z, c.norm_eps).named(f"final_output-{i}")
     return ops.mul_mat(ctx, b.weights[p + "ssm_out.weight"], out).named(f"linear_attn_out-{i}")
 
 
-def build_layer(b: _Build, x: Tensor, i: int) -> Tensor:
-    """One block: mixer and feed-forward, each after a norm and beside a residual."""
+def build_layer(b: _Build, x: Tensor, y: Tensor, i: int) -> tuple[Tensor, Tensor]:
+    """One block: mixer and feed-forward, each reading the normed stream y and added to the stream x, [n_embd, N].
+
+    Returns both as the next layer reads them, after the last one as the output head does.
+    """
     c, ctx, p = b.config, b.graph.context, f"blk.{i}."
-    y = ops.rms_norm(ctx, x, b.weights[p + "attn_norm.weight"], c.norm_eps).named(f"attn_norm-{i}")
     if c.recurrent_layers[i]:
         y = build_recurrent(b, y, i)
     else:
         y = build_attention(b, y, i, layer_idx=i - sum(c.recurrent_layers[:i]))
-    x = ops.add(ctx, y, x).named(f"attn_residual-{i}")
-    y = ops.rms_norm(ctx, x, b.weights[p + "post_attention_norm.weight"], c.norm_eps).named(f"attn_post_norm-{i}")
-    return ops.add(ctx, feed_forward(b.graph, b.weights, y, p), x).named(f"l_out-{i}")
+    x, y = spec_ops.add_rms_norm(ctx, y, x, b.weights[p + "post_attention_norm.weight"], c.norm_eps)
+    x, y = x.named(f"attn_residual-{i}"), y.named(f"attn_post_norm-{i}")
+    y = feed_forward(b.graph, b.weights, y, p)
+    norm, name = following_norm(i, c.n_layers)
+    x, y = spec_ops.add_rms_norm(ctx, y, x, b.weights[norm], c.norm_eps)
+    return x.named(f"l_out-{i}"), y.named(name)
 
 
 def capture_features(b: _Build, x: Tensor, i: int) -> None:
@@ -162,22 +166,22 @@ def build_target(
     inputs = PackedInputs.create(graph, _input_sizes(n_columns, state))
     b = _Build(graph, config, weights, state, inputs, is_prefill=head == "none")
     x = ops.get_rows(graph.context, weights["token_embd.weight"], inputs.tensors["tokens"]).named("inp_embd")
+    y = ops.rms_norm(graph.context, x, weights["blk.0.attn_norm.weight"], config.norm_eps).named("attn_norm-0")
     for i in range(config.n_layers):
-        x = build_layer(b, x, i)
+        x, y = build_layer(b, x, y, i)
         capture_features(b, x, i)
     result = None
     if head == "none":
         graph.expand(x)
     else:
-        result = graph.output(build_head(b, x, head, top_k))
+        result = graph.output(build_head(b, y, head, top_k))
     graph.place()
     return TargetGraph(graph, inputs, n_columns, result)
 
 
 def build_head(b: _Build, x: Tensor, head: Head, top_k: int) -> Tensor:
-    """Final norm and output head over x [n_embd, N]: logits, or the best `top_k` of each row."""
+    """Output head over x [n_embd, N], normed: logits, or the best `top_k` of each row."""
     ctx = b.graph.context
-    x = ops.rms_norm(ctx, x, b.weights["output_norm.weight"], b.config.norm_eps).named("result_norm")
     table = b.weights["token_embd.weight" if b.config.tied_embeddings else "output.weight"]
     logits = ops.mul_mat(ctx, table, x).named("result_output")
     return logits if head == "logits" else spec_ops.top_k(ctx, logits, top_k, logprobs=False).named("result_top")

@@ -7,7 +7,9 @@ enum ggml_spec_mode ggml_spec_mode_of(const struct ggml_tensor * t) {
                         (mode == GGML_SPEC_MODE_TOP_K          && t->op == GGML_OP_TOP_K) ||
                         (mode == GGML_SPEC_MODE_ATTENTION      && t->op == GGML_OP_FLASH_ATTN_EXT) ||
                         (mode == GGML_SPEC_MODE_PACKED         && t->op == GGML_OP_NONE) ||
-                        (mode == GGML_SPEC_MODE_BLOCK_CONV     && t->op == GGML_OP_SSM_CONV);
+                        (mode == GGML_SPEC_MODE_BLOCK_CONV     && t->op == GGML_OP_SSM_CONV) ||
+                        (mode == GGML_SPEC_MODE_ADD_RMS_NORM   && t->op == GGML_OP_NORM) ||
+                        (mode == GGML_SPEC_MODE_GATED_RMS_NORM && t->op == GGML_OP_NORM);
     return agrees ? (enum ggml_spec_mode) mode : GGML_SPEC_MODE_NONE;
 }
 
@@ -23,6 +25,8 @@ const char * ggml_spec_mode_name(const struct ggml_tensor * t) {
         case GGML_SPEC_MODE_ATTENTION:      return "FLASH_ATTN_EXT/LISTED";
         case GGML_SPEC_MODE_PACKED:         return "PACKED WEIGHTS";
         case GGML_SPEC_MODE_BLOCK_CONV:     return "SSM_CONV/BLOCK";
+        case GGML_SPEC_MODE_ADD_RMS_NORM:   return "NORM/ADD_RMS";
+        case GGML_SPEC_MODE_GATED_RMS_NORM: return "NORM/GATED_RMS";
         case GGML_SPEC_MODE_NONE:           break;
     }
     return "none";

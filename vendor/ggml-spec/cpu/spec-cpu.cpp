@@ -80,6 +80,8 @@ struct kernels : ggml::cpu::extra_buffer_type {
             case GGML_SPEC_MODE_TOP_K:          return &top_k;
             case GGML_SPEC_MODE_ATTENTION:      return &attention;
             case GGML_SPEC_MODE_BLOCK_CONV:     return &block_conv;
+            case GGML_SPEC_MODE_ADD_RMS_NORM:   return &add_rms_norm;
+            case GGML_SPEC_MODE_GATED_RMS_NORM: return &gated_rms_norm;
             case GGML_SPEC_MODE_PACKED:
             case GGML_SPEC_MODE_NONE:           break;
         }
@@ -89,6 +91,8 @@ struct kernels : ggml::cpu::extra_buffer_type {
     kernel conv_tree      { conv_tree_work_size,      conv_tree_compute };
     kernel delta_net_tree { delta_net_tree_work_size, delta_net_tree_compute };
     kernel block_conv     { no_work_size,             block_conv_compute };
+    kernel add_rms_norm   { no_work_size,             add_rms_norm_compute };
+    kernel gated_rms_norm { no_work_size,             gated_rms_norm_compute };
     kernel top_k          { top_k_work_size,          top_k_compute };
     kernel mul_mat        { mul_mat_work_size,        mul_mat_compute };
     kernel packed_rows    { no_work_size,             packed_rows_compute };

@@ -62,6 +62,9 @@ void   delta_net_tree_compute(const ggml_compute_params * params, ggml_tensor * 
 
 void   block_conv_compute(const ggml_compute_params * params, ggml_tensor * op);
 
+void   add_rms_norm_compute(const ggml_compute_params * params, ggml_tensor * op);
+void   gated_rms_norm_compute(const ggml_compute_params * params, ggml_tensor * op);
+
 size_t top_k_work_size(int n_threads, const ggml_tensor * op);
 void   top_k_compute(const ggml_compute_params * params, ggml_tensor * op);
 

@@ -48,6 +48,8 @@ bool ggml_spec_cuda_supports_op(const ggml_tensor * op, ggml_backend_buffer_type
         case GGML_SPEC_MODE_TOP_K:          return top_k_supported(op);
         case GGML_SPEC_MODE_ATTENTION:      return attention_supported(op, shared_bytes);
         case GGML_SPEC_MODE_BLOCK_CONV:     return block_conv_supported(op);
+        case GGML_SPEC_MODE_ADD_RMS_NORM:   return add_rms_norm_supported(op);
+        case GGML_SPEC_MODE_GATED_RMS_NORM: return gated_rms_norm_supported(op);
         case GGML_SPEC_MODE_PACKED:
         case GGML_SPEC_MODE_NONE:           break;
     }
@@ -68,6 +70,8 @@ void ggml_spec_cuda_compute(ggml_tensor * op, void * stream_pointer) {
         case GGML_SPEC_MODE_TOP_K:          top_k_launch(op, scratch, stream);     break;
         case GGML_SPEC_MODE_ATTENTION:      attention_launch(op, scratch, stream); break;
         case GGML_SPEC_MODE_BLOCK_CONV:     block_conv_launch(op, stream);         break;
+        case GGML_SPEC_MODE_ADD_RMS_NORM:   add_rms_norm_launch(op, stream);       break;
+        case GGML_SPEC_MODE_GATED_RMS_NORM: gated_rms_norm_launch(op, stream);     break;
         case GGML_SPEC_MODE_PACKED:
         case GGML_SPEC_MODE_NONE:           break;
     }

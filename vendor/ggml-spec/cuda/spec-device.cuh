@@ -157,6 +157,12 @@ void   attention_launch(ggml_tensor * op, void * scratch, cudaStream_t stream);
 bool   block_conv_supported(const ggml_tensor * op);
 void   block_conv_launch(ggml_tensor * op, cudaStream_t stream);
 
+bool   add_rms_norm_supported(const ggml_tensor * op);
+void   add_rms_norm_launch(ggml_tensor * op, cudaStream_t stream);
+
+bool   gated_rms_norm_supported(const ggml_tensor * op);
+void   gated_rms_norm_launch(ggml_tensor * op, cudaStream_t stream);
+
 bool   top_k_supported(const ggml_tensor * op);
 size_t top_k_scratch_bytes(const ggml_tensor * op);
 void   top_k_launch(ggml_tensor * op, void * scratch, cudaStream_t stream);

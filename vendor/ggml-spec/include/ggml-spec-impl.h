@@ -18,7 +18,7 @@
 #define GGML_SPEC_MAGIC 0x53504543  // "SPEC"
 
 enum ggml_spec_param {
-    GGML_SPEC_PARAM_EPS   = 12,  // f32 bits, DELTA_NET_TREE with GGML_SPEC_FLAG_QK_L2NORM
+    GGML_SPEC_PARAM_EPS   = 12,  // f32 bits: the norms, and DELTA_NET_TREE with GGML_SPEC_FLAG_QK_L2NORM
     GGML_SPEC_PARAM_FLAGS = 13,  // GGML_SPEC_FLAG_*; TOP_K: k << 8 besides
     GGML_SPEC_PARAM_MAGIC = 14,
     GGML_SPEC_PARAM_MODE  = 15,

@@ -47,6 +47,8 @@ enum ggml_spec_mode {
     GGML_SPEC_MODE_ATTENTION      = 4,  // ggml-spec-attention.h
     GGML_SPEC_MODE_PACKED         = 5,  // a weight matrix, see ggml_spec_pack
     GGML_SPEC_MODE_BLOCK_CONV     = 6,  // ggml-spec-block-conv.h
+    GGML_SPEC_MODE_ADD_RMS_NORM   = 7,  // ggml-spec-norms.h
+    GGML_SPEC_MODE_GATED_RMS_NORM = 8,  // ggml-spec-norms.h
 };
 
 // Registers the CPU kernels. Idempotent; call it before the first graph is planned.

@@ -1,27 +1,31 @@
 #!/usr/bin/env python3
-"""Decoding speed on a CPU: this engine plain and speculating, beside llama.cpp on the same files with the same threads.
+"""Decoding speed on a CPU: this engine plain and with each drafter, beside llama.cpp on the same files and threads.
 
-    python tools/bench_cpu.py [--repeats 5] [--tokens 128] [--threads 2] [--no-llama-cpp]
+    python tools/bench_cpu.py [--drafter D.gguf ...] [--repeats 5] [--tokens 128] [--threads 2] [--no-llama-cpp]
 
-Every repeat runs all contenders once, in turn, on the same prompts; the figures are medians over the repeats, the
-ratios medians of the repeats' own ratios. Prompt reading, loading and the first (warm-up) repeat are excluded.
-llama.cpp comes from the package xllamacpp. People read the tables; the last line is one JSON document.
+Every contender lives in a process of its own, which sleeps while the others run: thread pools of two engines in one
+process wait for each other's polling. Every repeat runs all of them once, in turn, on the same prompts; the figures are
+medians over the repeats, the ratios medians of the repeats' own ratios. Prompt reading, loading and a first (warm-up)
+repeat are excluded. llama.cpp comes from the package xllamacpp. The last line is one JSON document. The parts of a
+round are measured by `tools/bench_verify.py`.
 """
 
 from __future__ import annotations
 
 import json
-import math
+import multiprocessing
 import platform
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import click
-import numpy as np
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
@@ -29,132 +33,113 @@ sys.path.insert(0, str(ROOT / "tests"))
 from reference.llama_cpp import LlamaCpp  # noqa: E402
 
 from pyggml_spec import Engine, assets  # noqa: E402
-from pyggml_spec.tree.accept import accept_greedy  # noqa: E402
-from pyggml_spec.tree.build import MarginalSource, build_draft_tree  # noqa: E402
-from pyggml_spec.tree.draft_tree import DraftTree  # noqa: E402
-from pyggml_spec.tree.schedule import encode_schedule, schedule_tree  # noqa: E402
+from pyggml_spec.gguf_io.drafter import read_drafter_config  # noqa: E402
+from pyggml_spec.gguf_io.reader import open_gguf  # noqa: E402
 
-WIDTHS = (1, 2, 4, 8, 12, 16, 22, 32)
-
-
-def tokens_per_second(engine: Engine, spec: str, prompts: list[list[int]], n_tokens: int) -> tuple[float, dict]:
-    """Decode rate over all prompts, and the statistics of the last one."""
-    n_done, ms, stats = 0, 0.0, {}
-    for prompt in prompts:
-        stats = engine.generate(prompt, max_tokens=n_tokens, ignore_eos=True, spec=spec).stats
-        n_done += stats["committed"]
-        ms += stats["draft_ms"] + stats["verify_ms"] + stats["host_ms"]
-    return n_done / ms * 1e3, stats
+N_CTX = 1024
+# How llama.cpp is told to run a drafter of each kind; it knows DFlash2 by the selector in the file.
+LLAMA_CPP_TYPES = {"dflash": "DRAFT_DFLASH", "dspark": "DRAFT_DSPARK", "dflash2": "DRAFT_DFLASH"}
 
 
-def host_ms_per_round(engine: Engine, spec: str, prompts: list[list[int]], n_tokens: int) -> float:
-    """Median over the prompts of what Python adds to a round, graphs already built."""
-    values = []
-    for prompt in prompts:
-        stats = engine.generate(prompt, max_tokens=n_tokens, ignore_eos=True, spec=spec).stats
-        values.append(stats["host_ms"] / stats["rounds"])
-    return statistics.median(values)
+@dataclass(frozen=True)
+class Contender:
+    """One engine with its files and mode; `spec` None is llama.cpp, with its own draft of the drafter's kind."""
+
+    name: str
+    target: Path
+    drafter: Path | None
+    kind: str | None
+    spec: str | None
+    n_threads: int
+    draft_max: int | None = None  # of llama.cpp; None = its default
 
 
-def llama_rate(llama: LlamaCpp, prompts: list[list[int]], n_tokens: int) -> float:
-    """llama.cpp's own decode rate over all prompts."""
-    times = [llama.generate(prompt, n_tokens, n_probs=0).ms_per_token for prompt in prompts]
-    return 1e3 / statistics.fmean(times)
+def serve(contender: Contender, prompts: list[str], n_tokens: int, pipe: Connection) -> None:
+    """A contender's process: load, then one run over the prompts for every message; answers with its figures."""
+    run = _ours(contender, n_tokens) if contender.spec else _llama_cpp(contender, n_tokens)
+    with Engine.load(contender.target, n_ctx=64, n_threads=1) as engine:
+        token_ids = [engine.tokenizer.encode(text) for text in prompts]
+    pipe.send("ready")
+    while pipe.recv() == "run":
+        cpu = time.process_time()
+        n_done, seconds, n_rounds = run(token_ids)
+        pipe.send({
+            "tok_s": n_done / seconds,
+            "tok_cpu_s": n_done / (time.process_time() - cpu),
+            "acceptance_length": n_done / n_rounds if n_rounds else None,
+        })  # fmt: skip
 
 
-def verify_ms(engine: Engine, width: int, n_runs: int = 40) -> float:
-    """Median time of a chain verify of `width` nodes behind 128 committed tokens, upload and download included."""
-    session = engine.open_session()
-    target = session.target
-    target.prefill(list(range(100, 228)))
-    tree = DraftTree.chain(5, np.arange(width - 1))
-    times = []
-    for _ in range(n_runs):
-        begin = time.perf_counter()
-        target.verify(tree)
-        times.append(time.perf_counter() - begin)
-        target.discard()
-    session.close()
-    return statistics.median(times[n_runs // 4 :]) * 1e3
+Run = Callable[[list[list[int]]], tuple[int, float, int]]
 
 
-def verify_ratio(engine: Engine, n_nodes: int, n_runs: int = 40) -> float:
-    """Median over pairs of runs: time of a tree verify over that of a chain verify of as many nodes."""
-    rng = np.random.default_rng(0)
-    parents = [-1, *(int(rng.integers(max(0, i - 6), i)) for i in range(1, n_nodes))]
-    ids = [parents[:i].count(parent) for i, parent in enumerate(parents)]  # siblings differ
-    trees = DraftTree.from_parents(ids, parents), DraftTree.chain(5, np.arange(n_nodes - 1))
-    session = engine.open_session()
-    session.target.prefill(list(range(100, 228)))
-    ratios = []
-    for _ in range(n_runs):
-        times = []
-        for tree in trees:
-            begin = time.perf_counter()
-            session.target.verify(tree)
-            times.append(time.perf_counter() - begin)
-            session.target.discard()
-        ratios.append(times[0] / times[1])
-    session.close()
-    return statistics.median(ratios)
+def _ours(contender: Contender, n_tokens: int) -> Run:
+    engine = Engine.load(contender.target, contender.drafter, n_threads=contender.n_threads, n_ctx=N_CTX)
+
+    def run(prompts: list[list[int]]) -> tuple[int, float, int]:
+        n_done, ms, n_rounds = 0, 0.0, 0
+        for prompt in prompts:
+            stats = engine.generate(prompt, max_tokens=n_tokens, ignore_eos=True, spec=contender.spec).stats
+            n_done += stats["committed"]
+            n_rounds += stats["rounds"]
+            ms += stats["draft_ms"] + stats["verify_ms"] + stats["host_ms"]
+        return n_done, ms / 1e3, n_rounds
+
+    return run
 
 
-def tree_host_us(engine: Engine, prompt: list[int], budget: int, n_runs: int = 200) -> float:
-    """Median microseconds of a tree round's own host work: build, schedule, encode, walk (attention needs no mask)."""
-    session = engine.open_session()
-    session.target.prefill(prompt)
-    block = session.drafter.draft(prompt[-1], n_draft=session.drafter.draft_horizon, top_k=4)
-    session.close()
-    words = np.zeros(4096, dtype=np.int32)
-    times = []
-    for _ in range(n_runs):
-        begin = time.perf_counter()
-        tree = build_draft_tree(
-            MarginalSource(block.ids, block.logprobs), prompt[-1], budget=budget, tau=math.inf, horizon=len(block.ids)
-        )
-        schedule = schedule_tree(tree.parents)
-        encode_schedule(
-            words, schedule=schedule, n_columns=tree.n_nodes, pending_bank=0, write_bank=1, state_slot=0, fold=False
-        )
-        accept_greedy(tree, block.ids[tree.depths % len(block.ids), 0])
-        times.append(time.perf_counter() - begin)
-    return statistics.median(times) * 1e6
+def _llama_cpp(contender: Contender, n_tokens: int) -> Run:
+    options = {"n_threads": contender.n_threads, "n_ctx": N_CTX, "kv_type": "f16"}
+    draft_type = LLAMA_CPP_TYPES[contender.kind] if contender.kind else ""
+    drafting = {"draft_type": draft_type, "draft_max": contender.draft_max}
+    llama = LlamaCpp(contender.target, contender.drafter, **drafting, **options)
+
+    def run(prompts: list[list[int]]) -> tuple[int, float, int]:
+        ms = sum(llama.generate(prompt, n_tokens, n_probs=0).ms_per_token * n_tokens for prompt in prompts)
+        return n_tokens * len(prompts), ms / 1e3, 0
+
+    return run
 
 
-def acceptance_by_prompt(engine: Engine, prompts: list[list[int]], n_tokens: int) -> list[tuple[float, float]]:
-    """(chain, tree) tokens a round of each prompt."""
-    rows = []
-    for prompt in prompts:
-        stats = [
-            engine.generate(prompt, max_tokens=n_tokens, ignore_eos=True, spec=spec).stats for spec in ("chain", "tree")
-        ]
-        rows.append((stats[0]["acceptance_length"], stats[1]["acceptance_length"]))
-    return rows
-
-
-def bank_memory(engine: Engine) -> dict[str, float]:
-    """Bytes of the factor banks, and of the dense snapshots that would hold a state for each of their nodes."""
-    recurrent = engine.target.state.recurrent
-    snapshots = recurrent.n_rows * recurrent.state_bytes
-    return {"banks": recurrent.bank_bytes, "snapshots": snapshots, "ratio": round(snapshots / recurrent.bank_bytes, 1)}
-
-
-def measure(contenders: dict[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
-    """Rates of every contender in every repeat; one more repeat first, which does not count."""
-    rates: dict[str, list[float]] = {name: [] for name in contenders}
+def measure(contenders: list[Contender], prompts: list[str], n_tokens: int, repeats: int) -> dict[str, list[Any]]:
+    """Figures of every contender in every repeat; one more repeat first, which does not count."""
+    context = multiprocessing.get_context("spawn")
+    pipes = {}
+    for contender in contenders:
+        pipes[contender.name], other_end = context.Pipe()
+        arguments = (contender, prompts, n_tokens, other_end)
+        context.Process(target=serve, args=arguments, daemon=True).start()
+        other_end.close()  # so that a process that ends early is seen as the end of its pipe
+        receive(contender.name, pipes[contender.name])
+    figures: dict[str, list[Any]] = {name: [] for name in pipes}
     for repeat in range(repeats + 1):
-        for name, run in contenders.items():
-            rate = run()
+        for name, pipe in pipes.items():
+            pipe.send("run")
+            answer = receive(name, pipe)
             if repeat:
-                rates[name].append(rate)
-    return rates
+                figures[name].append(answer)
+    for pipe in pipes.values():
+        pipe.send("stop")
+    return figures
 
 
-def ratio(rates: dict[str, list[float]], above: str, below: str) -> float | None:
-    """Median of the repeats' ratios, or None when one was not measured."""
-    if above not in rates or below not in rates:
-        return None
-    return statistics.median(a / b for a, b in zip(rates[above], rates[below], strict=True))
+def receive(name: str, pipe: Connection) -> Any:
+    """A process's answer; ClickException when it ended instead."""
+    try:
+        return pipe.recv()
+    except EOFError:
+        raise click.ClickException(f"the process of '{name}' ended; its error stands above") from None
+
+
+def ratio(figures: dict[str, list[Any]], above: str, below: str, key: str) -> float:
+    """Median of the repeats' ratios."""
+    return statistics.median(a[key] / b[key] for a, b in zip(figures[above], figures[below], strict=True))
+
+
+def choose_prompts(n: int) -> list[str]:
+    """So many of the tests' prompts, spread evenly."""
+    texts = (ROOT / "tests" / "e2e" / "prompts.txt").read_text().split("\n---\n")
+    return texts[:: max(1, len(texts) // n)][:n]
 
 
 def commit() -> str:
@@ -165,82 +150,72 @@ def commit() -> str:
 
 @click.command()
 @click.option("--target", type=click.Path(exists=True, path_type=Path), default=assets.embedded_target_path)
-@click.option("--drafter", type=click.Path(exists=True, path_type=Path), default=assets.embedded_drafter_path)
-@click.option("--draft-type", default="DRAFT_DFLASH", show_default=True, help="llama.cpp's name of the drafter's kind.")
+@click.option(
+    "--drafter", "drafters", multiple=True, type=click.Path(exists=True, path_type=Path), help="Default: the embedded."
+)
+@click.option("--spec", "specs", multiple=True, default=("auto", "chain"), show_default=True, help="Modes of ours.")
 @click.option("--repeats", default=5, show_default=True)
 @click.option("--tokens", default=128, show_default=True, help="Tokens per prompt.")
 @click.option("--threads", default=2, show_default=True)
 @click.option("--prompts", "n_prompts", default=8, show_default=True, help="Prompts, of the 40 the tests use.")
 @click.option("--llama-cpp/--no-llama-cpp", "with_llama", default=True, show_default=True)
+@click.option("--llama-draft-max", type=int, help="Tokens a draft of llama.cpp. Default: its own, 3 in 2026.")
 def main(
     target: Path,
-    drafter: Path,
-    draft_type: str,
+    drafters: tuple[Path, ...],
+    specs: tuple[str, ...],
     repeats: int,
     tokens: int,
     threads: int,
     n_prompts: int,
     with_llama: bool,
+    llama_draft_max: int | None,
 ) -> None:
-    """Print decode rates, their ratios, the time of a verify by width, and the host's share of a round."""
-    texts = (ROOT / "tests" / "e2e" / "prompts.txt").read_text().split("\n---\n")
-    with Engine.load(target, drafter, n_threads=threads, n_ctx=1024) as engine:
-        prompts = [engine.tokenizer.encode(text) for text in texts[:: max(1, len(texts) // n_prompts)][:n_prompts]]
-        contenders: dict[str, Callable[[], float]] = {
-            f"ours {spec}": lambda spec=spec: tokens_per_second(engine, spec, prompts, tokens)[0]
-            for spec in ("off", "auto", "chain", "tree")
-        }
+    """Print decode rates and their ratios."""
+    prompts = choose_prompts(n_prompts)
+    contenders = [Contender("plain", target, None, None, "off", threads)]
+    if with_llama:
+        contenders.append(Contender("llama.cpp plain", target, None, None, None, threads))
+    kinds = []
+    for drafter in drafters or (assets.embedded_drafter_path(),):
+        kind = kind_of(drafter)
+        kinds.append(kind)
+        contenders += [Contender(f"{kind} {spec}", target, drafter, kind, spec, threads) for spec in specs]
         if with_llama:
-            options = {"n_threads": threads, "n_ctx": 1024, "kv_type": "f16"}
-            plain = LlamaCpp(target, **options)
-            drafting = LlamaCpp(target, drafter, draft_type=draft_type, **options)
-            contenders["llama.cpp off"] = lambda: llama_rate(plain, prompts, tokens)
-            contenders["llama.cpp draft"] = lambda: llama_rate(drafting, prompts, tokens)
-        rates = measure(contenders, repeats)
-        widths = {width: verify_ms(engine, width) for width in WIDTHS}
-        host = {spec: host_ms_per_round(engine, spec, prompts, tokens) for spec in ("off", "chain", "tree")}
-        acceptance = acceptance_by_prompt(engine, prompts, tokens)
-        trees = {
-            "verify 22, tree / chain": round(verify_ratio(engine, 22), 3),
-            "host us, budget 22": round(tree_host_us(engine, prompts[0], 22), 1),
-            "host us, budget 64": round(tree_host_us(engine, prompts[0], 64), 1),
-        }
-        memory = bank_memory(engine)
+            contenders.append(Contender(f"llama.cpp {kind}", target, drafter, kind, None, threads, llama_draft_max))
+    figures = measure(contenders, prompts, tokens, repeats)
+    pairs = [(name, "plain") for name in figures if name != "plain" and not name.startswith("llama.cpp")]
+    if with_llama:
+        pairs.append(("plain", "llama.cpp plain"))
+        pairs += [(f"{kind} {spec}", "llama.cpp plain") for kind in kinds for spec in specs]
+        pairs += [(f"{kind} {spec}", f"llama.cpp {other}") for kind in kinds for spec in specs for other in kinds]
     report = {
         "commit": commit(),
         "machine": f"{platform.machine()}, {threads} threads",
-        "tok_s": {name: round(statistics.median(values), 1) for name, values in rates.items()},
-        "ratios": {
-            "auto / off": ratio(rates, "ours auto", "ours off"),
-            "chain / off": ratio(rates, "ours chain", "ours off"),
-            "tree / off": ratio(rates, "ours tree", "ours off"),
-            "off / llama.cpp off": ratio(rates, "ours off", "llama.cpp off"),
-            "chain / llama.cpp off": ratio(rates, "ours chain", "llama.cpp off"),
-            "auto / llama.cpp off": ratio(rates, "ours auto", "llama.cpp off"),
-            "auto / llama.cpp draft": ratio(rates, "ours auto", "llama.cpp draft"),
-            "chain / llama.cpp draft": ratio(rates, "ours chain", "llama.cpp draft"),
-            "llama.cpp draft / off": ratio(rates, "llama.cpp draft", "llama.cpp off"),
-        },
-        "verify_ms": {str(width): round(ms, 2) for width, ms in widths.items()},
-        "host_ms_per_round": {spec: round(ms, 3) for spec, ms in host.items()},
-        "acceptance_length": {
-            "chain": round(statistics.fmean(chain for chain, _ in acceptance), 3),
-            "tree": round(statistics.fmean(tree for _, tree in acceptance), 3),
-            "prompts with tree >= chain": f"{sum(tree >= chain for chain, tree in acceptance)} of {len(acceptance)}",
-        },
-        "trees": trees,
-        "bank_memory": memory,
+        "figures": figures,
+        "ratios": {f"{a} / {b}": {k: ratio(figures, a, b, k) for k in ("tok_s", "tok_cpu_s")} for a, b in pairs},
     }
-    for name, values in rates.items():
-        spread = f"{min(values):.0f} .. {max(values):.0f}"
-        click.echo(f"{name:18} {statistics.median(values):8.1f} tokens/s   (of {repeats}: {spread})")
-    for name, value in report["ratios"].items():
-        click.echo(f"{name:26} {'not measured' if value is None else f'{value:.2f} x'}")
-    click.echo("verify by width, ms:  " + "  ".join(f"{width}: {ms:.2f}" for width, ms in widths.items()))
-    click.echo("host, ms a round:     " + "  ".join(f"{spec}: {ms:.3f}" for spec, ms in host.items()))
-    click.echo(f"trees:                {trees}")
-    click.echo(f"tokens a round:       {report['acceptance_length']}")
-    click.echo(f"bank memory, bytes:   {memory}")
+    print_report(report)
+
+
+def kind_of(drafter: Path) -> str:
+    """dflash, dspark or dflash2."""
+    with open_gguf(drafter) as file:
+        return read_drafter_config(file).kind
+
+
+def print_report(report: dict[str, Any]) -> None:
+    """Tables for people, then the document."""
+    click.echo(f"{'':18}{'tokens/s':>10}  {'(min .. max)':16}{'tokens/CPU s':>14}{'tokens a round':>16}")
+    for name, rows in report["figures"].items():
+        rates = [row["tok_s"] for row in rows]
+        spread = f"({min(rates):.0f} .. {max(rates):.0f})"
+        cpu = statistics.median(row["tok_cpu_s"] for row in rows)
+        length = rows[-1]["acceptance_length"]
+        last = f"{length:16.2f}" if length else ""
+        click.echo(f"{name:18}{statistics.median(rates):10.0f}  {spread:16}{cpu:14.0f}{last}")
+    for name, by_key in report["ratios"].items():
+        click.echo(f"{name:36}{by_key['tok_s']:6.2f} x   (processor time: {by_key['tok_cpu_s']:.2f} x)")
     click.echo(json.dumps(report))
 
 

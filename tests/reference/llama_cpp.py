@@ -26,6 +26,7 @@ class LlamaCpp:
         drafter: Path | None = None,
         *,
         draft_type: str = "DRAFT_DFLASH",
+        draft_max: int | None = None,
         n_threads: int = 2,
         n_ctx: int = 2048,
         kv_type: str = "f32",
@@ -42,6 +43,8 @@ class LlamaCpp:
             draft = params.speculative.draft
             draft.mparams.path = str(drafter)
             draft.n_gpu_layers = 0
+            if draft_max is not None:
+                draft.n_max = draft_max
             draft.cpuparams.n_threads = draft.cpuparams_batch.n_threads = n_threads
             kinds = xllamacpp.common_speculative_type
             params.speculative.types = [getattr(kinds, f"COMMON_SPECULATIVE_TYPE_{draft_type}")]

@@ -28,14 +28,17 @@ NOT_CHECKED = (
 
 
 def find_remedies(trials: Sequence[tuple[Trial, dict[str, Any]]]) -> Iterator[str]:
-    """Changes that clearly help: the best one of each kind; and features that make no difference."""
+    """Changes that clearly help: of each kind the first one that none is clearly better than, as they are tried in the
+    order of how likely they are; and features that make no difference."""
     base = trials[0][1]
     if base["rounds"] < LEAST_ROUNDS:
         yield f"only {base['rounds']} rounds were drafted: give more or longer prompts (-f, -n) to tell settings apart"
         return
-    better = [(row["mean_accepted"], trial, row) for trial, row in trials[1:] if is_clearly_better(row, base)]
-    for kind in dict.fromkeys(trial.kind for _, trial, _ in better):
-        _, trial, row = max((entry for entry in better if entry[1].kind == kind), key=lambda entry: entry[0])
+    better = [(trial, row) for trial, row in trials[1:] if is_clearly_better(row, base)]
+    for kind in dict.fromkeys(trial.kind for trial, _ in better):
+        rivals = [entry for entry in better if entry[0].kind == kind]
+        best = max((row for _, row in rivals), key=lambda row: row["mean_accepted"])
+        trial, row = next(entry for entry in rivals if not is_clearly_better(best, entry[1]))
         yield (
             f"with {trial.name} {row['mean_accepted']:.2f} tokens a round are accepted instead of "
             f"{base['mean_accepted']:.2f}: {trial.remedy}"

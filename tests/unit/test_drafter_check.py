@@ -94,6 +94,15 @@ def test_the_best_trial_of_a_kind_is_recommended():
     assert "remedy 1" not in text and "remedy 3" not in text
 
 
+def test_the_likelier_of_two_equals_is_recommended():
+    """The vocabulary's own mask comes first, and its padding may serve as well by chance."""
+    base, mask, padding = [0, 1] * 30, [2, 3] * 30, [3, 2] * 29 + [3, 3]
+
+    text = verdicts(("base", base), ("mask", mask), ("mask", padding))
+
+    assert "remedy 1" in text and "remedy 2" not in text
+
+
 def test_nothing_better():
     """Said, and also when features seem not to matter or too little was drafted to tell."""
     base = [0, 1] * 30

@@ -8,7 +8,7 @@ from pathlib import Path
 from pyggml_spec.errors import ModelFileError
 
 TARGET_NAME = "minnow-q8_0.gguf"
-DRAFTER_NAME = "minnow-dflash-q8_0.gguf"
+DRAFTER_NAME = "minnow-dflash2-q8_0.gguf"
 
 
 def embedded_target_path() -> Path:

@@ -18,6 +18,11 @@ from pyggml_spec import Engine, assets
 
 TESTS = Path(__file__).parents[1]
 DATA, GOLDEN = TESTS / "data", TESTS / "golden"
+DRAFTERS = {  # one of every kind; tests that mean the default ask `assets` for it
+    "dflash": DATA / "minnow-dflash-q8_0.gguf",
+    "dspark": DATA / "minnow-dspark-q8_0.gguf",
+    "dflash2": assets.embedded_drafter_path(),
+}
 N_CTX = 1024  # enough for most tests; the caches of an engine stay small
 
 
@@ -72,8 +77,7 @@ def f32_files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The target and the DFlash drafter with every weight as f32."""
     folder = tmp_path_factory.mktemp("f32")
     target = write_f32_copy(DATA / "minnow-f16.gguf", folder / "minnow-f32.gguf")
-    template = assets.embedded_drafter_path()
-    return target, write_f32_drafter(DATA / "minnow-dflash", template, folder / "minnow-dflash-f32.gguf")
+    return target, write_f32_drafter(DATA / "minnow-dflash", DRAFTERS["dflash"], folder / "minnow-dflash-f32.gguf")
 
 
 def load(target: Path, drafter: Path | None, **options: Any) -> Engine:
@@ -89,7 +93,7 @@ def load(target: Path, drafter: Path | None, **options: Any) -> Engine:
 
 @pytest.fixture(scope="session")
 def f32_engine(f32_files: tuple[Path, Path], device: str) -> Iterator[Engine]:
-    """Everything in f32."""
+    """Everything in f32, DFlash drafter."""
     with load(*f32_files, device=device) as engine:
         yield engine
 

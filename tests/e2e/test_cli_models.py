@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 from pyggml_spec.assets import embedded_drafter_path, embedded_target_path
 from pyggml_spec.cli import main
 
-from .conftest import DATA
+from .conftest import DRAFTERS
 
 pytestmark = pytest.mark.native
 
@@ -84,18 +84,18 @@ def test_json_document() -> None:
     assert list(stats["spec"]) == ["engaged", "mode", "drafter_kind", "why"]
     assert len(document["tokens"]) == stats["committed"] == 24
     assert stats["accepted"] == sum(stats["accepted_per_depth"]) <= stats["offered"]
-    assert stats["spec"]["engaged"] and stats["spec"]["drafter_kind"] == "dflash"
+    assert stats["spec"]["engaged"] and stats["spec"]["drafter_kind"] == "dflash2"
 
 
 def test_confidence_of_a_dspark_drafter() -> None:
     """`--confidence` offers less than the full chain, and the document has every position's scores."""
-    pair = ("-m", embedded_target_path(), "-md", DATA / "minnow-dspark-q8_0.gguf", "--spec", "chain", "-n", "40")
+    pair = ("-m", embedded_target_path(), "-md", DRAFTERS["dspark"], "--spec", "chain", "-n", "40")
     whole, gated = (run_json("-p", PROMPT, *pair, "-ctkd", "q8_0", "--confidence", p)["stats"] for p in ("0", "0.6"))
 
     assert len(gated["confidence_per_depth"]) == len(whole["confidence_per_depth"]) == 7
     assert sum(gated["offered_per_depth"]) == gated["offered"] < whole["offered"]
 
-    headless = ("-m", embedded_target_path(), "-md", DATA / "minnow-dflash2-q8_0.gguf")
+    headless = ("-m", embedded_target_path(), "-md", DRAFTERS["dflash"])
     assert "no confidence head" in invoke("run", "-p", PROMPT, *headless, "--confidence", "0.5").output
 
 
@@ -107,7 +107,7 @@ def test_speculation_does_not_change_greedy_text() -> None:
     assert chain["tokens"] == tree["tokens"] == off["tokens"]
     assert streamed.stdout == chain["text"]
     assert off["stats"]["spec"] == {
-        **{"engaged": False, "mode": "off", "drafter_kind": "dflash"},
+        **{"engaged": False, "mode": "off", "drafter_kind": "dflash2"},
         "why": f"{off['stats']['rounds']} of {off['stats']['rounds']} rounds plain: speculation is off",
     }
 

@@ -20,16 +20,11 @@ from pyggml_spec.convert import plan_conversion
 from pyggml_spec.errors import ModelFileError
 from pyggml_spec.gguf_io import open_gguf
 
-from .conftest import DATA
+from .conftest import DATA, DRAFTERS
 
 pytestmark = pytest.mark.native
 
 TARGET_FILE = DATA / "minnow-f16.gguf"
-DRAFTERS = {
-    "dflash": assets.embedded_drafter_path(),
-    "dspark": DATA / "minnow-dspark-q8_0.gguf",
-    "dflash2": DATA / "minnow-dflash2-q8_0.gguf",
-}
 
 
 def invoke(*arguments: str | Path) -> Result:

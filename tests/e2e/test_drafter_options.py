@@ -19,7 +19,7 @@ from pyggml_spec import Engine
 from pyggml_spec.decode.protocols import DraftBlock
 from pyggml_spec.records import DrafterConfig
 
-from .conftest import DATA, load
+from .conftest import DATA, DRAFTERS, load
 
 pytestmark = pytest.mark.native
 
@@ -74,10 +74,8 @@ def draft(
     """Write a drafter of a kind with other keys or tensors, and draft one block after a reference prompt."""
 
     def draft_one(kind: str, keys: dict[str, Any], tensors: dict[str, np.ndarray] | None = None) -> Case:
-        template = DATA / f"minnow-{kind}-q8_0.gguf"
-        if kind == "dflash":
-            template = f32_files[1]
-        file = write_f32_drafter(DATA / f"minnow-{kind}", template, tmp_path / "d.gguf", keys=keys, tensors=tensors)
+        checkpoint, file = DATA / f"minnow-{kind}", tmp_path / "d.gguf"
+        write_f32_drafter(checkpoint, DRAFTERS[kind], file, keys=keys, tensors=tensors)
         arrays = drafter_arrays(DATA / f"minnow-{kind}") | (tensors or {})
         anchor, prompt = int(golden[4]["blocks"][kind]["anchor"]), golden[4]
         with load(f32_files[0], file, device=device) as engine:

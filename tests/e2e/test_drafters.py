@@ -21,15 +21,10 @@ from pyggml_spec.errors import OptionError
 from pyggml_spec.models import dspark as dspark_models
 from pyggml_spec.state.kv_cells import hadamard
 
-from .conftest import DATA, GOLDEN, load
+from .conftest import DATA, DRAFTERS, GOLDEN, load
 
 pytestmark = pytest.mark.native
 
-FILES = {
-    "dflash": assets.embedded_drafter_path(),
-    "dspark": DATA / "minnow-dspark-q8_0.gguf",
-    "dflash2": DATA / "minnow-dflash2-q8_0.gguf",
-}
 Blocks = list[tuple[dict[str, Any], DraftBlock]]
 
 
@@ -44,7 +39,7 @@ def f32_engine_of(kind: str, target: Path, folder: Path, device: str) -> Engine:
     """The f32 target with a drafter straight from its checkpoint."""
     drafter = folder / f"minnow-{kind}-f32.gguf"
     if not drafter.exists():  # an engine keeps its files mapped: they must not be written again
-        write_f32_drafter(DATA / f"minnow-{kind}", FILES[kind], drafter)
+        write_f32_drafter(DATA / f"minnow-{kind}", DRAFTERS[kind], drafter)
     return load(target, drafter, device=device)
 
 
@@ -72,10 +67,10 @@ def engine_of_kind(request: pytest.FixtureRequest, device: str) -> Engine:
     return request.getfixturevalue(request.param)
 
 
-@pytest.fixture(scope="module", params=FILES)
+@pytest.fixture(scope="module", params=DRAFTERS)
 def q8_engine(request: pytest.FixtureRequest, device: str) -> Iterator[Engine]:
     """The embedded target with each q8_0 drafter in turn."""
-    with load(assets.embedded_target_path(), FILES[request.param], device=device) as engine:
+    with load(assets.embedded_target_path(), DRAFTERS[request.param], device=device) as engine:
         yield engine
 
 
@@ -178,7 +173,7 @@ def check_acceptance(kind: str, spec: str, found: np.ndarray) -> None:
     of a draft: one round of 190 at a depth is 0.005. Files that were made again are others: nothing is known of them.
     """
     baseline, name = json.loads((GOLDEN / "acceptance.json").read_text()), f"{kind} {spec}"
-    for file in (assets.embedded_target_path(), FILES[kind]):
+    for file in (assets.embedded_target_path(), DRAFTERS[kind]):
         if hashlib.sha256(file.read_bytes()).hexdigest() != baseline["sha256"][file.name]:
             pytest.skip(f"the text is that of plain decoding; acceptance was not compared: {file.name} was made again")
     wanted = baseline[name]
@@ -247,7 +242,7 @@ def test_the_drafters_cache_has_a_type_of_its_own(kind: str, prompts: list[str])
     accepted = {}
     for target_type, draft_type in (("f16", "f32"), ("f32", "q8_0"), ("q8_0", "f16")):
         caches = {"kv_type_k": target_type, "kv_type_v": target_type, "kv_type_draft_v": draft_type}
-        with load(assets.embedded_target_path(), FILES[kind], **caches, kv_type_draft_k=draft_type) as engine:
+        with load(assets.embedded_target_path(), DRAFTERS[kind], **caches, kv_type_draft_k=draft_type) as engine:
             types = {tensor.type.name for tensor in (*engine.drafter.state.kv.k, *engine.drafter.state.kv.v)}
             runs = [engine.generate(text, max_tokens=96, ignore_eos=True, spec="chain") for text in prompts[4::8]]
             plain = [engine.generate(text, max_tokens=96, ignore_eos=True, spec="off") for text in prompts[4::8]]
@@ -352,7 +347,7 @@ def test_rotated_keys_draft_as_well(prompts: list[str]) -> None:
     accepted = []
     for rotates in (False, True):
         caches = {"kv_type_draft_k": "q8_0", "kv_type_draft_v": "q8_0", "rotate_draft_keys": rotates}
-        with load(assets.embedded_target_path(), FILES["dflash2"], **caches) as engine:
+        with load(assets.embedded_target_path(), DRAFTERS["dflash2"], **caches) as engine:
             runs = [engine.generate(text, max_tokens=96, ignore_eos=True, spec="chain") for text in prompts[4::8]]
         accepted.append(sum(run.stats["accepted"] for run in runs) / sum(run.stats["rounds"] for run in runs))
 

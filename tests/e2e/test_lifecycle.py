@@ -19,7 +19,7 @@ from pyggml_spec.ggml import Backend
 from pyggml_spec.tree.build import TreeOptions
 from pyggml_spec.tree.draft_tree import DraftTree
 
-from .conftest import DATA
+from .conftest import DRAFTERS
 from .faults import FailingDevice, Interrupter
 
 pytestmark = pytest.mark.native
@@ -154,12 +154,11 @@ def test_the_same_prompt_twice(small: Engine, mode: str) -> None:
         assert again_stats[name] == stats[name], name
 
 
-@pytest.mark.parametrize("kind", ["dspark", "dflash2"])
+@pytest.mark.parametrize("kind", DRAFTERS)
 def test_every_kind_of_drafter_comes_back(kind: str, device: str) -> None:
     """Heads keep nothing from block to block: the context is all, so acceptance is that of the first request."""
-    drafter = DATA / f"minnow-{kind}-q8_0.gguf"
     options = {"n_ctx": 256, "n_threads": 1, "device": device, "exact": device != "CPU"}
-    with Engine.load(assets.embedded_target_path(), drafter, **options) as engine:
+    with Engine.load(assets.embedded_target_path(), DRAFTERS[kind], **options) as engine:
         ids = engine.tokenizer.encode(PROMPT)
         for mode in ("chain", "tree"):
             engine.prefixes.clear()

@@ -23,7 +23,7 @@ from pyggml_spec.convert.recipes import NEED_IMATRIX
 from pyggml_spec.errors import ModelFileError, OptionError
 from pyggml_spec.gguf_io import open_gguf
 
-from .conftest import DATA, load
+from .conftest import DATA, DRAFTERS, load
 
 pytestmark = pytest.mark.native
 
@@ -117,7 +117,7 @@ def test_overrides() -> None:
 
 def test_rows_that_do_not_fit(tmp_path: Path) -> None:
     """Codebooks of rank 64 have no K-quants: the nearest type of smaller blocks is taken, and said."""
-    source, path = DATA / "minnow-dflash2-q8_0.gguf", tmp_path / "out.gguf"
+    source, path = DRAFTERS["dflash2"], tmp_path / "out.gguf"
     done = invoke("quantize", source, path, "q4_k_m", "-t", 1)
 
     assert done.exit_code == 0
@@ -237,10 +237,10 @@ def test_memory_stays_near_one_piece(tmp_path: Path) -> None:
 
 def test_pieces_are_smaller_than_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tensor read in many pieces, by several threads, has the same bytes."""
-    whole = requantise(DATA / "minnow-dflash2-q8_0.gguf", tmp_path / "whole.gguf", "q6_k")
+    whole = requantise(DRAFTERS["dflash2"], tmp_path / "whole.gguf", "q6_k")
     monkeypatch.setattr("pyggml_spec.convert.encode.PIECE_VALUES", 3000)
 
-    assert differences(requantise(DATA / "minnow-dflash2-q8_0.gguf", tmp_path / "out.gguf", "q6_k"), whole) == set()
+    assert differences(requantise(DRAFTERS["dflash2"], tmp_path / "out.gguf", "q6_k"), whole) == set()
 
 
 @pytest.mark.parametrize("n_threads", [1, 2])

@@ -52,7 +52,7 @@ def test_json_document() -> None:
     target, drafter = document["files"]
 
     assert (target["role"], target["supported"], target["config"]["n_layers"]) == ("target", True, 16)
-    assert (drafter["role"], drafter["config"]["kind"]) == ("drafter", "dflash")
+    assert (drafter["role"], drafter["config"]["kind"]) == ("drafter", "dflash2")
     assert sum(row["tensors"] for row in target["types"].values()) == target["n_tensors"] == 214
     assert target["metadata"]["tokenizer.ggml.tokens"] == "array of 8192 string items"
     assert document["fit"]["fits"] and all(row["ok"] for row in document["fit"]["checks"])

@@ -88,7 +88,8 @@ def test_embedded_drafter() -> None:
     """The embedded drafter is the one its card describes."""
     config = read(embedded_drafter_path())
 
-    assert (config.kind, config.n_layers, config.draft_block_size, config.draft_horizon) == ("dflash", 3, 8, 7)
+    assert (config.kind, config.n_layers, config.draft_block_size, config.draft_horizon) == ("dflash2", 3, 8, 7)
+    assert (config.conv_taps, config.conv_group_size, config.selector_rank, config.selector_top_k) == (2, 16, 64, 8)
     assert (config.target_layer_ids, config.mask_token_id, config.n_embd_target) == ((1, 5, 9, 13), 8187, 256)
 
 

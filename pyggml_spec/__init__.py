@@ -43,7 +43,10 @@ def __getattr__(name: str) -> Any:
 
         return getattr(import_module(_LAZY[name]), name)
     if name == "__version__":
-        from importlib.metadata import version
+        from importlib.metadata import PackageNotFoundError, version
 
-        return version("pyggml-spec")
+        try:
+            return version("pyggml-spec")
+        except PackageNotFoundError:  # run from a source tree on PYTHONPATH
+            return "not installed"
     raise AttributeError(f"module 'pyggml_spec' has no attribute {name!r}")

@@ -96,12 +96,12 @@ tests() {  # selected tests on the device, several at a time where pytest-xdist 
 }
 
 sanitize() {  # the tests without random cases, under each checker
-    local tool few="slots or strided or many_rows or ascending or given_gates or long_lists"
+    local tool few="slots or strided or many_rows or ascending or given_gates or long_lists or memory_change or tap_order"
     for tool in memcheck racecheck initcheck; do
         echo "-- $tool"
         timeout "${check_s:-150}" compute-sanitizer --tool "$tool" --error-exitcode 9 "$python" -m pytest -q -m gpu -p no:cacheprovider \
             -o filterwarnings= tests/ops/test_conv_tree.py tests/ops/test_delta_net_tree.py tests/ops/test_top_k.py \
-            tests/ops/test_attention.py -k "$few"
+            tests/ops/test_attention.py tests/ops/test_norms.py tests/ops/test_block_conv.py -k "$few"
         echo "-- $tool: exit $?"
     done
 }

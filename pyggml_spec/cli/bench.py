@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from .. import __version__
 from .bench_prompts import BUILT_IN, split_prompts
 from .options import Number, json_option, model_options, tau_option
 from .progress import StageBar
@@ -214,7 +214,7 @@ def _head(engine: Engine, given: dict[str, Any], n_prompts: int) -> dict[str, An
     return {
         **{key: names[key] for key in ("model", "drafter", "device", "device_kind", "n_threads", "n_ctx")},
         "load": load,
-        "versions": {"pyggml-spec": metadata.version("pyggml-spec"), "ggml": f"{GGML_VERSION} ({GGML_COMMIT})"},
+        "versions": {"pyggml-spec": __version__, "ggml": f"{GGML_VERSION} ({GGML_COMMIT})"},
         "method": f"greedy, {n_prompts} {kind}, {given['max_tokens']} tokens each{repeats}",
         "excluded": EXCLUDED if measures_speed else "nothing is timed",
         "exact": given["exact"],

@@ -163,14 +163,17 @@ def test_drafts_change_no_token(q8_engine: Engine, plain: dict[str, list[int]], 
         n_rounds += drafted.stats["rounds"] - drafted.stats["plain_rounds"]
 
         assert drafted.tokens == wanted, prompt
-    check_acceptance(q8_engine.drafter.config.kind, spec, accepted / n_rounds)
+    on_cpu = q8_engine.describe()["device_kind"] == "cpu"
+    # A GPU's text parts from the CPU's at near-ties: its rounds are another sample, three deviations of a difference apart.
+    tolerance = 0.03 if on_cpu else 3 * (2 * 0.25 / n_rounds) ** 0.5
+    check_acceptance(q8_engine.drafter.config.kind, spec, accepted / n_rounds, tolerance)
 
 
-def check_acceptance(kind: str, spec: str, found: np.ndarray) -> None:
+def check_acceptance(kind: str, spec: str, found: np.ndarray, tolerance: float) -> None:
     """Share of rounds that accepted at least 1 .. 7 draft tokens, beside what it was when it was last looked into.
 
-    The same build repeats it exactly; other instruction sets and devices round differently, which may turn a near-tie
-    of a draft: one round of 190 at a depth is 0.005. Files that were made again are others: nothing is known of them.
+    The same build repeats it exactly; other instruction sets round differently, which may turn a near-tie of a draft: one
+    round of 190 at a depth is 0.005. Files that were made again are others: nothing is known of them.
     """
     baseline, name = json.loads((GOLDEN / "acceptance.json").read_text()), f"{kind} {spec}"
     for file in (assets.embedded_target_path(), DRAFTERS[kind]):
@@ -179,7 +182,7 @@ def check_acceptance(kind: str, spec: str, found: np.ndarray) -> None:
     wanted = baseline[name]
     found_text = [round(share, 4) for share in found.tolist()]
 
-    assert np.abs(found - wanted).max() < 0.03, f"acceptance of {name} was {wanted} and is now {found_text}"
+    assert np.abs(found - wanted).max() < tolerance, f"acceptance of {name} was {wanted} and is now {found_text}"
 
 
 @pytest.mark.parametrize("spec", ["chain", "tree"])

@@ -62,6 +62,17 @@ __device__ __forceinline__ float plus(float a, float b) {
 }
 #endif
 
+// What lanes of a warp did to memory before is seen by all of them after.
+__device__ __forceinline__ void warp_sync() {
+#if defined(__HIPCC__)
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
+    __builtin_amdgcn_wave_barrier();
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
+#else
+    __syncwarp();
+#endif
+}
+
 // 2 to the power of x, by the card's own unit: the same bits wherever it is used, within 2 roundings of f32.
 __device__ __forceinline__ float power_of_2(float x) {
 #if defined(__HIPCC__)

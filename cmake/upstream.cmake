@@ -1,6 +1,8 @@
 # Unpacks the pinned upstream with our edits to upstream_dir; the script decides where it comes from.
 set(vendor_dir "${CMAKE_CURRENT_SOURCE_DIR}/vendor")
-set(PYGGML_SPEC_UPSTREAM_DIR "" CACHE INTERNAL "upstream as a parent build has prepared it")
+# Not INTERNAL: that would empty it when a parent's child configures itself again, and compile everything anew.
+set(PYGGML_SPEC_UPSTREAM_DIR "" CACHE PATH "upstream as a parent build has prepared it")
+mark_as_advanced(PYGGML_SPEC_UPSTREAM_DIR)
 
 if(PYGGML_SPEC_UPSTREAM_DIR)
     set(upstream_dir "${PYGGML_SPEC_UPSTREAM_DIR}")

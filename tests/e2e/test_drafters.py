@@ -164,7 +164,7 @@ def test_drafts_change_no_token(q8_engine: Engine, plain: dict[str, list[int]], 
 
         assert drafted.tokens == wanted, prompt
     on_cpu = q8_engine.describe()["device_kind"] == "cpu"
-    # A GPU's text parts from the CPU's at near-ties: its rounds are another sample, three deviations of a difference apart.
+    # A GPU's text parts from the CPU's at near-ties: another sample of rounds, three deviations of a difference apart.
     tolerance = 0.03 if on_cpu else 3 * (2 * 0.25 / n_rounds) ** 0.5
     check_acceptance(q8_engine.drafter.config.kind, spec, accepted / n_rounds, tolerance)
 
@@ -172,8 +172,8 @@ def test_drafts_change_no_token(q8_engine: Engine, plain: dict[str, list[int]], 
 def check_acceptance(kind: str, spec: str, found: np.ndarray, tolerance: float) -> None:
     """Share of rounds that accepted at least 1 .. 7 draft tokens, beside what it was when it was last looked into.
 
-    The same build repeats it exactly; other instruction sets round differently, which may turn a near-tie of a draft: one
-    round of 190 at a depth is 0.005. Files that were made again are others: nothing is known of them.
+    The same build repeats it exactly; other instruction sets round differently, which may turn a near-tie of a draft:
+    one round of 190 at a depth is 0.005. Files that were made again are others: nothing is known of them.
     """
     baseline, name = json.loads((GOLDEN / "acceptance.json").read_text()), f"{kind} {spec}"
     for file in (assets.embedded_target_path(), DRAFTERS[kind]):

@@ -70,7 +70,7 @@ def test_f32_greedy_equals_the_reference(f32_engine: Engine, golden: list[dict[s
         (DATA / "minnow-f16.gguf", 4e-4, 3e-3),
         # The model card's figures for llama.cpp on these files: 0.9 to 1.3 %, and 6 to 9 %; 10 % above those.
         (assets.embedded_target_path(), 0.0145, 0.0145),
-        # The CPU's products round activations per 256 values, the GPU's per 32 with sums in f16: 10.5 % seen on an H200.
+        # A CPU's products round activations per 256 values, a GPU's per 32: 10.5 % seen on an H200.
         (DATA / "minnow-q4_k_m.gguf", 0.10, 0.12),
     ],
     ids=["f16", "q8_0", "q4_k_m"],

@@ -524,7 +524,7 @@ def test_parking_frees_memory_and_unparking_restores_everything(parkable: Engine
         parkable.unpark()
         assert [request(parkable, ids, 20, mode)[0] for mode in MODES] == wanted
 
-    if parkable.describe()["device_kind"] == "cpu":  # the CUDA backend forgets recorded graphs ten seconds after their use
+    if parkable.describe()["device_kind"] == "cpu":  # the CUDA backend keeps recorded graphs for ten seconds
         assert in_use[-1] - in_use[1] < 5
     parkable.park()
     parkable.park()

@@ -51,6 +51,12 @@ def check_integer(name: str, value: Any, low: int, high: int, note: str = "") ->
     return int(number)
 
 
+def check_kind(name: str, value: object, kind: type) -> None:
+    """Raise OptionError unless the argument is None or an object of this class."""
+    if value is not None and not isinstance(value, kind):
+        raise refusal(name, value, f"{kind.__name__}(...) or None")
+
+
 def check_flags(**flags: object) -> None:
     """Raise OptionError unless every argument is a truth value: an "off" would count as true."""
     for name, value in flags.items():

@@ -189,6 +189,7 @@ class NativeDrafterSequence:
     @alone
     def reset(self) -> None:
         """Forget the whole context."""
+        self._target.refuse_closed()
         if self._cells.cache is not self._drafter.state.kv:
             self._bind()
         self._cells.reset()
@@ -196,6 +197,7 @@ class NativeDrafterSequence:
     @alone
     def snapshot(self) -> CellHold:
         """The context as it is, K/V kept in place; features that were not read yet (`catch_up`) are not part of it."""
+        self._target.refuse_closed()
         return self._cells.hold()
 
     @alone
@@ -206,7 +208,7 @@ class NativeDrafterSequence:
 
     @alone
     def close(self) -> None:
-        """Give all cells back."""
+        """Give all cells back; the target's sequence is closed after it."""
         self._cells.reset()
         self._block.release()
         self._target.make_feature_room = None

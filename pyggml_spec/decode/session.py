@@ -14,7 +14,7 @@ from weakref import WeakSet
 
 import numpy as np
 
-from pyggml_spec.decode.arguments import as_int, is_int, refusal
+from pyggml_spec.decode.arguments import as_int, check_kind, is_int, refusal
 from pyggml_spec.decode.prefix_cache import PrefixCache, Snapshot
 from pyggml_spec.decode.protocols import DrafterSequence, TargetSequence
 from pyggml_spec.decode.round import RoundResult, RoundRunner, SpecOptions
@@ -71,6 +71,7 @@ class Session:
         self.stats = Stats()  # of the latest generation
         self.finish_reason: FinishReason | None = None  # of the latest generation; None while it runs
         self._cancelled = False
+        self._is_closed = False
         self._generations: WeakSet[Generator[Emission, None, None]] = WeakSet()
 
     def cancel(self) -> None:
@@ -118,13 +119,22 @@ class Session:
             OptionError: a generation is running, or the engine was parked since; nothing has changed then.
         """
         self._refuse_running()
+        if not isinstance(snapshot, Snapshot):
+            raise refusal("snapshot", snapshot, "what `Session.snapshot` returned")
         self.caches.restore(snapshot)
         self.tokens = snapshot.token_ids.tolist()
         self.caches.settle()
 
     def close(self) -> None:
-        """Leave a snapshot with `prefixes` and give the caches back to the engine; safe to call twice."""
-        self.caches.close(self.tokens)
+        """Leave a snapshot with `prefixes` and give the caches back to the engine; safe to call twice.
+
+        Nothing can be done with the session afterwards; reading on from an iterator of it raises OptionError.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        is_running = any(getgeneratorstate(generation) == GEN_RUNNING for generation in list(self._generations))
+        self.caches.close(None if is_running else self.tokens)
 
     def generate(
         self,
@@ -149,6 +159,8 @@ class Session:
             OptionError: an option is out of range, or there is no token to start from.
             ContextLimitError: prompt and conversation do not fit into the context.
         """
+        check_kind("params", params, SamplingParams)
+        check_kind("spec", spec, SpecOptions)
         sampler = Sampler(params or SamplingParams(), self.n_vocab)
         spec = spec or SpecOptions()
         policy = self.policy or self.policies.choose(spec.policy, spec.mode)
@@ -214,6 +226,7 @@ class Session:
                 return
 
     def _run_round(self, runner: RoundRunner, tracker: StopTracker, n_left: int | None) -> RoundResult:
+        self._refuse_closed()
         try:
             return runner.run(self.tokens, n_left, tracker.feed)
         except FatalDeviceError:
@@ -242,10 +255,15 @@ class Session:
 
     def _refuse_running(self, n_allowed: int = 0) -> None:
         """Raise when more generations than `n_allowed` have begun and not ended: their frames tell, as no flag can that
-        an interrupt may keep from being cleared."""
+        an interrupt may keep from being cleared. Raise as well when the session was closed."""
+        self._refuse_closed()
         states = [getgeneratorstate(generation) for generation in self._generations]
         if states.count(GEN_RUNNING) + states.count(GEN_SUSPENDED) > n_allowed:
             raise OptionError("a generation is still running in this session: exhaust or close its iterator first")
+
+    def _refuse_closed(self) -> None:
+        if self._is_closed:
+            raise OptionError("this session was closed: open another one")
 
     def _watched(self, on_prefill: OnChunk | None) -> OnChunk:
         """Report progress, and leave the prefill when the generation was cancelled."""

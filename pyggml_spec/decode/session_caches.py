@@ -120,18 +120,20 @@ class SessionCaches:
         if self.drafter is not None:
             self.drafter.restore(snapshot.drafter)
 
-    def close(self, tokens: list[int]) -> None:
-        """Leave a prefix behind and give the caches back to the engine; safe to call twice."""
+    def close(self, tokens: list[int] | None) -> None:
+        """Leave a prefix behind, unless nobody knows what the caches hold (tokens None), and give the caches back for
+        good."""
         try:
-            if not self.are_lost(tokens):
+            if tokens is not None and not self.are_lost(tokens):
                 with suppress(DeviceError):  # a prefix is worth no error; the device will speak up when it is needed
                     self._leave_prefix(tokens)
         finally:
             self._is_void = True
-            for sequence in (self.drafter, self.target):
-                close = getattr(sequence, "close", None)  # fakes have nothing to give back
-                if close is not None:
-                    close()
+            with getattr(self.target, "lock", RLock()):  # a thread in the middle of a round finds both closed
+                for sequence in (self.drafter, self.target):
+                    close = getattr(sequence, "close", None)  # fakes have nothing to give back
+                    if close is not None:
+                        close()
 
     def _advance(self, tokens: list[int], stats: Stats, on_chunk: OnChunk) -> None:
         if self.are_lost(tokens):

@@ -70,6 +70,7 @@ class NativeTargetSequence:
         self.slot = slot
         self.n_ctx = target.limits.n_ctx
         self.max_width = target.limits.max_width
+        self.is_closed = False  # for good: the slot may be another's by now
         self.make_feature_room: Callable[[], None] | None = None  # set by a drafter: reads the unread rows
         self._candidate: list[int] | None = None  # feature rows of a verify that awaits accept or discard
         self._bind()
@@ -231,6 +232,7 @@ class NativeTargetSequence:
         self._is_void = False
 
     def _begin_anew(self) -> None:
+        self.refuse_closed()
         self._target.refuse_unusable()
         self._is_void = True  # until the caller is done: an interrupt in between is noticed
         if self._generation != self._target.generation:
@@ -243,8 +245,10 @@ class NativeTargetSequence:
 
     @alone
     def close(self) -> None:
-        """Give cells and slot back to the target; safe to call twice."""
-        self._is_void = True
+        """Give cells and slot back to the target, for good; safe to call twice."""
+        if self.is_closed:
+            return
+        self.is_closed = self._is_void = True
         self._candidate = None
         self._cells.reset()
         self._target.release_slot(self)
@@ -328,8 +332,14 @@ class NativeTargetSequence:
             raise OptionError(f"token id {bad} is outside the vocabulary of {self._target.config.n_vocab} tokens")
         return ids.astype(np.int32, copy=False)
 
+    def refuse_closed(self) -> None:
+        """Raise OptionError when the sequence was closed."""
+        if self.is_closed:
+            raise OptionError("this session was closed: open another one")
+
     def refuse_void(self) -> None:
         """Raise unless the caches hold what `length` says."""
+        self.refuse_closed()
         self._target.refuse_unusable()
         if self.is_void:
             raise DeviceError(

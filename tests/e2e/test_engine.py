@@ -290,6 +290,86 @@ def test_closing_a_stream_that_another_thread_reads_cancels_it(small: Engine) ->
     assert small.generate(PROMPT, max_tokens=10).tokens == wanted
 
 
+CLOSED = "this session was closed"
+
+
+def test_a_closed_session_does_nothing_to_who_has_its_slot() -> None:
+    """Its iterator and all its calls are refused, while another session of the slot is in the middle of its text."""
+    with Engine.load(n_ctx=256, n_threads=1) as engine:
+        ids, others = (engine.tokenizer.encode(text) for text in (PROMPT, "class Stack:\n"))
+        wanted = engine.generate(ids, max_tokens=40, ignore_eos=True).tokens
+        closed = engine.open_session()
+        snapshot = closed.snapshot()
+        stale = closed.generate(others, max_tokens=100)
+        next(stale)
+        closed.close()
+        session = engine.open_session()
+        found, run = [], session.generate(ids, max_tokens=40)
+        found += next(run).token_ids
+        with pytest.raises(OptionError, match=CLOSED):
+            next(stale)
+        for call in (
+            closed.reset,
+            closed.snapshot,
+            lambda: closed.restore(snapshot),
+            lambda: closed.replace(others),
+            lambda: closed.generate(others),
+            closed.target.reset,
+            lambda: closed.target.prefill(others),
+            closed.drafter.reset,
+        ):
+            with pytest.raises(OptionError, match=CLOSED):
+                call()
+        closed.close()
+        found += [token for emission in run for token in emission.token_ids]
+        session.close()
+
+        assert found == wanted
+
+
+def test_closing_a_session_that_another_thread_uses_is_an_error_there(small: Engine) -> None:
+    """The reader hears of it; sessions that come after it are as good as any."""
+    ids, others = (small.tokenizer.encode(text) for text in (PROMPT, "class Stack:\n"))
+    wanted = small.generate(ids, max_tokens=20, ignore_eos=True).tokens
+    for _ in range(5):
+        session, heard, has_begun = small.open_session(), [], threading.Event()
+
+        def read(session=session, heard=heard, has_begun=has_begun) -> None:
+            try:
+                for _ in session.generate(others, max_tokens=200):
+                    has_begun.set()
+            except OptionError as error:
+                heard.append(str(error))
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        has_begun.wait()
+        session.close()
+        after = small.open_session()
+        found = [token for emission in after.generate(ids, max_tokens=20) for token in emission.token_ids]
+        after.close()
+        reader.join()
+
+        assert found == wanted
+        assert heard and CLOSED in heard[0]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda session: session.generate([5], 5),
+        lambda session: session.generate([5], spec="chain"),
+        lambda session: session.restore(5),
+    ],
+)
+def test_arguments_of_another_kind_are_refused_by_sessions(small: Engine, call) -> None:
+    """A sentence, no attribute that something lacks."""
+    session = small.open_session()
+    with pytest.raises(OptionError, match="it must be"):
+        call(session)
+    session.close()
+
+
 @pytest.mark.parametrize("n_read", [0, 2])
 def test_closing_the_engine_is_an_error_for_who_reads_a_stream(n_read: int) -> None:
     """Nobody takes half a text for the whole one; what was read stays valid."""

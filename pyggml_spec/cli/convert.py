@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from .options import OUTPUT_FILE, json_option
-from .plan_report import describe_plan, echo_notes, force_option, refuse_to_replace, render_plan
+from .plan_report import describe_plan, echo_notes, force_option, note_on_replacing, refuse_to_replace, render_plan
 from .progress import StageBar
 from .render import print_json
 
@@ -70,8 +70,6 @@ def convert(
     from ..ggml.backend import default_threads
 
     path = output or Path(f"{directory.resolve().name}-{outtype}.gguf")
-    if not dry_run:
-        refuse_to_replace(path, force=force)
     plan = plan_conversion(
         directory,
         outtype=outtype,
@@ -79,14 +77,17 @@ def convert(
         target_path=target_path,
         n_threads=threads or default_threads(),
     )
+    notes = list(plan.notes)
     if dry_run:
         plan.check()
+        notes += note_on_replacing(path, plan.inputs, force=force)
     else:
+        refuse_to_replace(path, plan.inputs, force=force)
         with StageBar() as bar:
             plan.write(path, lambda done, total: bar.update("converting", done, total))
-    report = describe_plan(plan.file, path, plan.notes, written=not dry_run)
+    report = describe_plan(plan.file, path, notes, written=not dry_run)
     if as_json:
         print_json({"role": plan.role, "architecture": plan.architecture, **report})
         return
     click.echo(render_plan(report, f"{plan.role} ({plan.architecture})"))
-    echo_notes(plan.notes)
+    echo_notes(notes)

@@ -39,7 +39,9 @@ class OutputFile(click.Path):
         super().__init__(dir_okay=False, writable=True, path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the path, or fail with exit code 1."""
+        """Return the path, or fail: with exit code 2 for what is no name of a file, else with 1."""
+        if value in ("", "-"):
+            self.fail(f"{value!r} is no name of a file; give one.", param, ctx)
         try:
             return super().convert(value, param, ctx)
         except click.BadParameter as error:

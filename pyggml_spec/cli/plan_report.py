@@ -1,4 +1,4 @@
-"""The file that `convert` and `quantize` write: whether they may, and what they say of it."""
+"""The files that commands write: whether they may, and what `convert` and `quantize` say of theirs."""
 
 from __future__ import annotations
 
@@ -8,18 +8,34 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..errors import OptionError
 from .render import align, format_bytes
 
 if TYPE_CHECKING:
     from ..convert.output_file import OutputFile
 
+REPLACE = "{!r} exists already: give --force to replace it, or another name"
+
 force_option = click.option("--force", is_flag=True, help="Replace the file to write if it exists already.")
 
 
-def refuse_to_replace(path: Path, *, force: bool) -> None:
-    """Raise unless there is no such file yet, or it may be replaced."""
+def refuse_to_replace(path: Path, inputs: Iterable[Path], *, force: bool) -> None:
+    """Raise unless there is no such file yet, or it may be replaced; those that are read never may."""
+    from ..convert.output_file import refuse_input
+
+    refuse_input(path, inputs)
     if path.is_file() and not force:
-        raise click.ClickException(f"{str(path)!r} exists already: give --force to replace it, or another name.")
+        raise click.ClickException(REPLACE.format(str(path)) + ".")
+
+
+def note_on_replacing(path: Path, inputs: Iterable[Path], *, force: bool) -> list[str]:
+    """What a dry run, which touches no file, has to say of one that the real run would be refused."""
+    try:
+        refuse_to_replace(path, inputs, force=force)
+    except (click.ClickException, OptionError) as error:
+        reason = error.message.removesuffix(".") if isinstance(error, click.ClickException) else str(error)
+        return [f"without --dry-run this would be refused: {reason}"]
+    return []
 
 
 def describe_plan(file: OutputFile, path: Path, notes: Iterable[str], *, written: bool) -> dict[str, Any]:

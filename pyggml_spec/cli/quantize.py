@@ -10,7 +10,7 @@ import click
 
 from ..errors import OptionError
 from .options import OUTPUT_FILE, json_option
-from .plan_report import describe_plan, echo_notes, force_option, refuse_to_replace, render_plan
+from .plan_report import describe_plan, echo_notes, force_option, note_on_replacing, refuse_to_replace, render_plan
 from .progress import StageBar
 from .render import align, print_json
 
@@ -82,11 +82,14 @@ def quantize(
 
     with open_gguf(source) as file, StageBar() as bar:
         plan = plan_requantisation(file, recipe, overrides, n_threads=threads or default_threads())
-        if not (dry_run or plan.reads(output)):
-            refuse_to_replace(output, force=force)
+        notes = list(plan.notes)
+        if dry_run:
+            notes += note_on_replacing(output, plan.inputs, force=force)
+        else:
+            refuse_to_replace(output, plan.inputs, force=force)
         errors = _run(plan, output, verify, dry_run, bar)
         bar.hide()
-        report = describe_plan(plan.file, output, plan.notes, written=not dry_run)
+        report = describe_plan(plan.file, output, notes, written=not dry_run)
         report |= {"n_bytes_before": file.n_bytes, "errors": None if errors is None else _rows(errors)}
         _print(report, plan, as_json)
 
@@ -118,7 +121,7 @@ def _print(report: dict[str, Any], plan: Requantisation, as_json: bool) -> None:
     click.echo(render_plan(report, f"{len(plan.changed)} tensors changed, {ratio:.0%} of the size"))
     if report["errors"] is not None:
         click.echo(_render_errors(report["errors"]))
-    echo_notes(plan.notes)
+    echo_notes(report["notes"])
 
 
 def _render_errors(rows: list[dict[str, Any]]) -> str:

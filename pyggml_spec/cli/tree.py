@@ -12,6 +12,7 @@ import click
 
 from .draft_trees import SPACE, TreeNode, TreeRound, describe_round, printable_text
 from .options import OUTPUT_FILE, json_option, model_options, prompt_options, tau_option
+from .plan_report import force_option, refuse_to_replace
 from .progress import StageBar
 from .prompt import read_prompt
 from .render import is_terminal, print_json
@@ -59,6 +60,7 @@ MARKS = {"anchor": "", "accepted": "  accepted", "rejected": "", "bonus": "  cho
 @tau_option
 @click.option("--svg", type=OUTPUT_FILE, metavar="FILE", help="Draw the trees into an SVG file, for a talk or a page.")
 @click.option("--html", type=OUTPUT_FILE, metavar="FILE", help="Draw the trees into an HTML page of its own.")
+@force_option
 @json_option
 def tree(**given: Any) -> None:
     """Show the draft trees of the next rounds after a prompt.
@@ -68,6 +70,7 @@ def tree(**given: Any) -> None:
     """
     no_drafter = given["target"] and not given["drafter"]
     refuse([*model_rules(given), (no_drafter, "Trees come from a drafter: give -md FILE too.")])
+    _refuse_pictures(given)
     text = read_prompt(given["prompt"], given["prompt_file"])
     with StageBar() as bar, load_engine(given, bar) as engine:
         prompt = as_prompt(engine, text, given)
@@ -82,6 +85,27 @@ def tree(**given: Any) -> None:
         print_json(_document(rounds, names, text, given))
     elif not (given["svg"] or given["html"]):
         _print_trees(rounds)
+
+
+def _refuse_pictures(given: dict[str, Any]) -> None:
+    """Raise unless both pictures may be written, before anything is computed for them."""
+    svg, html = given["svg"], given["html"]
+    if svg and html and (svg.resolve() == html.resolve() or (svg.exists() and html.exists() and svg.samefile(html))):
+        raise click.UsageError(f"--svg and --html both name {str(svg)!r}: give two names.")
+    for path in filter(None, (svg, html)):
+        refuse_to_replace(path, _inputs(given), force=given["force"])
+
+
+def _inputs(given: dict[str, Any]) -> list[Path]:
+    """Every file that is read: models with all their parts, and the prompt's."""
+    from ..assets import embedded_drafter_path, embedded_target_path
+    from ..gguf_io.reader import shard_paths
+
+    pair = embedded_target_path(), embedded_drafter_path()
+    models = (given["target"], given["drafter"]) if given["target"] else pair
+    prompt_file = given["prompt_file"]
+    files = [part for model in models for part in shard_paths(Path(model))]
+    return files if prompt_file in (None, "-") else [*files, Path(prompt_file)]
 
 
 def list_rounds(engine: Engine, prompt: list[int], given: dict[str, Any]) -> list[TreeRound]:

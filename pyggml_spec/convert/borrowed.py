@@ -25,6 +25,7 @@ class BorrowedFromTarget:
     has_sections: bool  # whether its rotary embedding is a multi-section one
     n_embd: int  # 0 = unknown, as for the next
     n_layers: int
+    inputs: tuple[Path, ...]  # the target's files
     tables: Mapping[str, StoredTensor]  # "token_embd.weight" and "output.weight", where they can be compared
 
 
@@ -44,6 +45,7 @@ def _from_checkpoint(checkpoint: Checkpoint) -> BorrowedFromTarget:
         has_sections=sections is not None,
         n_embd=settings.find_int("hidden_size", low=1, high=1 << 17, default=0),
         n_layers=settings.find_int("num_hidden_layers", low=1, high=1024, default=0),
+        inputs=checkpoint.files(),
         tables=_find_tables(checkpoint, settings),
     )
 
@@ -77,7 +79,7 @@ def _from_gguf(path: Path) -> BorrowedFromTarget:
             raise ModelFileError(f"'{path}' has {n_tokens} tokens but the drafter knows {n_vocab}; give its own target")
         return dict(keys)
 
-    return BorrowedFromTarget(vocabulary, has_sections, n_embd, n_layers, tables={})
+    return BorrowedFromTarget(vocabulary, has_sections, n_embd, n_layers, file.paths, tables={})
 
 
 def repeats(own: StoredTensor, theirs: StoredTensor | None) -> bool:

@@ -87,6 +87,10 @@ class Checkpoint:
             raise ModelFileError(f"'{self.directory}' holds no tensors; download it again")
         return tensors
 
+    def files(self) -> tuple[Path, ...]:
+        """Every file of the directory that a conversion does not make: settings, vocabulary, tensors."""
+        return tuple(path for path in self.directory.iterdir() if path.is_file() and path.suffix != ".gguf")
+
     def _files(self) -> list[Path]:
         index = self.directory / INDEX_FILE
         if index.exists():

@@ -14,7 +14,7 @@ from pyggml_spec.convert.borrowed import BorrowedFromTarget, open_borrowed, repe
 from pyggml_spec.convert.checkpoint import Checkpoint
 from pyggml_spec.convert.drafter_keys import LLAMA_CPP, LUCEBOX, MASK_KEY, llama_cpp_keys, lucebox_keys
 from pyggml_spec.convert.model_keys import general_keys
-from pyggml_spec.convert.output_file import OutputFile, Progress, check_outline, write_file
+from pyggml_spec.convert.output_file import OutputFile, Progress, check_outline, refuse_input, write_file
 from pyggml_spec.convert.stored_keys import store_int
 from pyggml_spec.convert.tensors import MATRIX_TYPES, TensorPlan, output_tensors
 from pyggml_spec.convert.vocabulary import vocabulary_keys
@@ -30,6 +30,7 @@ class Conversion:
     architecture: str
     file: OutputFile
     notes: tuple[str, ...]  # what was left out or stored otherwise than asked
+    inputs: tuple[Path, ...]  # files that are read, or belong to those that are
 
     def check(self) -> None:
         """Raise ModelFileError unless the file would be one that this package can run."""
@@ -37,6 +38,7 @@ class Conversion:
 
     def write(self, path: Path, on_progress: Progress | None = None) -> None:
         """Write the file; an interrupted run leaves nothing under its name."""
+        refuse_input(path, self.inputs)
         write_file(self.file, path, self._check_readable, on_progress)
 
     def _check_readable(self, path: Path) -> None:
@@ -104,7 +106,8 @@ def _plan_drafter(
     notes: list[str] = _notes_on_layers(settings, dialect)
     plans = _without_repeated(plans, borrowed, notes)
     if dialect == "lucebox":
-        return _finish("drafter", LUCEBOX, checkpoint, lucebox_keys(settings), plans, matrix_type, n_threads, notes)
+        keys = lucebox_keys(settings)
+        return _finish("drafter", LUCEBOX, checkpoint, keys, plans, matrix_type, n_threads, notes, borrowed)
     if borrowed is None:
         raise OptionError(
             "a drafter in llama.cpp's dialect holds its target's vocabulary: give the target's directory or GGUF file "
@@ -112,7 +115,7 @@ def _plan_drafter(
         )
     keys = llama_cpp_keys(settings, target_has_sections=borrowed.has_sections) | borrowed.vocabulary(settings.n_vocab)
     keys[MASK_KEY] = store_int(settings.mask_token_id)  # the drafter's own, whatever the target calls its mask
-    return _finish("drafter", LLAMA_CPP, checkpoint, keys, plans, matrix_type, n_threads, notes)
+    return _finish("drafter", LLAMA_CPP, checkpoint, keys, plans, matrix_type, n_threads, notes, borrowed)
 
 
 def _check_features(settings: drafter.DrafterSettings, checkpoint: Checkpoint, target: BorrowedFromTarget) -> None:
@@ -159,8 +162,10 @@ def _finish(
     matrix_type: gguf.GGMLQuantizationType,
     n_threads: int,
     notes: list[str],
+    borrowed: BorrowedFromTarget | None = None,
 ) -> Conversion:
     tensors = output_tensors(plans, matrix_type, n_threads, notes)
     n_parameters = sum(math.prod(tensor.ne) for tensor in tensors)
     general = general_keys(architecture, checkpoint.directory.resolve().name, n_parameters, matrix_type)
-    return Conversion(role, architecture, OutputFile(general | keys, tensors), tuple(notes))
+    inputs = checkpoint.files() + (() if borrowed is None else borrowed.inputs)
+    return Conversion(role, architecture, OutputFile(general | keys, tensors), tuple(notes), inputs)

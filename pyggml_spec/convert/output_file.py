@@ -8,7 +8,7 @@ import os
 import shutil
 import struct
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -17,7 +17,7 @@ import gguf
 import numpy as np
 
 from pyggml_spec.convert.stored_keys import text_bytes
-from pyggml_spec.errors import ModelFileError
+from pyggml_spec.errors import ModelFileError, OptionError
 
 VERSION = 3
 MAX_NAME_BYTES = 63  # what a ggml tensor can hold
@@ -57,6 +57,17 @@ class OutputFile:
     def n_bytes(self) -> int:
         """Bytes of all tensors."""
         return sum(tensor.n_bytes for tensor in self.tensors)
+
+
+def is_one_of(path: Path, inputs: Iterable[Path]) -> bool:
+    """Whether writing to `path` would change one of these files, by whatever name or link."""
+    return path.exists() and any(each.exists() and path.samefile(each) for each in inputs)
+
+
+def refuse_input(path: Path, inputs: Iterable[Path]) -> None:
+    """Raise OptionError when the file to write is one of those that are read."""
+    if is_one_of(path, inputs):
+        raise OptionError(f"'{path}' is the input, or a part of it: give the output another name")
 
 
 def write_file(

@@ -13,7 +13,14 @@ import numpy as np
 
 from pyggml_spec.convert.encode import encode_rows
 from pyggml_spec.convert.model_keys import QUANTIZATION_VERSION, file_type_of
-from pyggml_spec.convert.output_file import OutputFile, OutputTensor, Progress, check_outline, write_file
+from pyggml_spec.convert.output_file import (
+    OutputFile,
+    OutputTensor,
+    Progress,
+    check_outline,
+    refuse_input,
+    write_file,
+)
 from pyggml_spec.convert.recipes import (
     ModelShape,
     Override,
@@ -45,14 +52,14 @@ class Requantisation:
         """Raise ModelFileError unless the file would be readable."""
         check_outline(self.file, "the requantised model", _check_readable)
 
-    def reads(self, path: Path) -> bool:
-        """Whether this is a file of the source."""
-        return path.exists() and any(path.samefile(source) for source in self.source.paths)
+    @property
+    def inputs(self) -> tuple[Path, ...]:
+        """The files that are read."""
+        return self.source.paths
 
     def write(self, path: Path, on_progress: Progress | None = None) -> None:
         """Write the file; an interrupted run leaves nothing under its name."""
-        if self.reads(path):
-            raise OptionError(f"'{path}' is the input: give the output another name")
+        refuse_input(path, self.inputs)
         if _SHARD_ENDING.search(path.name):
             raise OptionError(f"'{path.name}' is named like a part of a model; the output is one file: rename it")
         write_file(self.file, path, _check_readable, on_progress)

@@ -76,7 +76,7 @@ def open_gguf(path: str | PathLike[str]) -> GgufFile:
 
     Raises ModelFileError with one sentence when a file is missing, damaged, or not a GGUF of version 2 or 3.
     """
-    paths = _shard_paths(Path(path))
+    paths = shard_paths(Path(path))
     shards = [_open_shard(shard_path) for shard_path in paths]
     _check_split_keys(shards)
     tensors: dict[str, TensorInfo] = {}
@@ -88,7 +88,8 @@ def open_gguf(path: str | PathLike[str]) -> GgufFile:
     return GgufFile(paths, shards[0].metadata, tensors, shards[0].alignment)
 
 
-def _shard_paths(path: Path) -> tuple[Path, ...]:
+def shard_paths(path: Path) -> tuple[Path, ...]:
+    """All parts of the model that a file belongs to; ModelFileError when one is missing."""
     match = _SHARD_NAME.fullmatch(path.name)
     if match is None:
         return (path,)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner, Result
 
+from pyggml_spec.assets import embedded_drafter_path, embedded_target_path
 from pyggml_spec.cli import main
 
 pytestmark = pytest.mark.native
@@ -53,6 +55,36 @@ def test_pictures(tmp_path: Path) -> None:
     assert result.stdout == "" and str(svg) in result.stderr and str(html) in result.stderr
     assert ElementTree.parse(svg).getroot().tag.endswith("svg")
     assert svg.read_text(encoding="utf-8") in html.read_text(encoding="utf-8")
+
+
+def test_pictures_replace_nothing_unasked(tmp_path: Path) -> None:
+    """An existing file needs --force; one that is read is never replaced, by whatever name; no two share a file."""
+    own, drafter = tmp_path / "own.gguf", tmp_path / "drafter.gguf"
+    shutil.copy(embedded_target_path(), own)
+    drafter.symlink_to(embedded_drafter_path())
+    (tmp_path / "link.svg").symlink_to(own)
+    (tmp_path / "hard.svg").hardlink_to(own)
+    (tmp_path / "mine.svg").write_text("precious")
+    (tmp_path / "prompt.txt").write_text("def f(")
+    pair = ("-m", own, "-md", drafter)
+    for code, text, arguments in (
+        (1, "exists already: give --force", ("-p", "x", "--svg", tmp_path / "mine.svg")),
+        (1, "is the input", (*pair, "-p", "x", "--force", "--svg", own)),
+        (1, "is the input", (*pair, "-p", "x", "--force", "--svg", tmp_path / "link.svg")),
+        (1, "is the input", (*pair, "-p", "x", "--force", "--html", tmp_path / "hard.svg")),
+        (1, "is the input", (*pair, "-p", "x", "--force", "--html", drafter)),
+        (1, "is the input", ("-f", tmp_path / "prompt.txt", "--force", "--html", tmp_path / "prompt.txt")),
+        (1, "is the input", ("-p", "x", "--force", "--html", embedded_target_path())),
+        (2, "both name", ("-p", "x", "--svg", tmp_path / "new", "--html", f"{tmp_path}/./new")),
+        (2, "is no name of a file", ("-p", "x", "--svg", "")),
+        (2, "is no name of a file", ("-p", "x", "--html", "-")),
+    ):
+        result = CliRunner().invoke(main, ["tree", "-t", "1", *map(str, arguments)])
+        assert (result.exit_code, text in result.stderr) == (code, True), result.output
+    assert own.read_bytes() == embedded_target_path().read_bytes()
+    assert (tmp_path / "mine.svg").read_text() == "precious" and not (tmp_path / "new").exists()
+    invoke("--svg", tmp_path / "mine.svg", "--force")
+    assert (tmp_path / "mine.svg").read_text(encoding="utf-8").startswith("<")
 
 
 def test_run_takes_wide_trees_too() -> None:

@@ -6,6 +6,7 @@ Allowed differences: the order of keys and of tensors in the file, and nothing e
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from reference.compare import differences
 from pyggml_spec import assets
 from pyggml_spec.cli import main
 from pyggml_spec.convert import plan_conversion
-from pyggml_spec.errors import ModelFileError
+from pyggml_spec.errors import ModelFileError, OptionError
 from pyggml_spec.gguf_io import open_gguf
 
 from .conftest import DATA, DRAFTERS
@@ -82,9 +83,40 @@ def test_an_existing_file_is_replaced_only_when_told_so(tmp_path: Path) -> None:
 
     assert (refused.exit_code, refused.stderr.count("\n"), listed.exit_code) == (1, 1, 0)
     assert "exists already: give --force" in refused.stderr
+    assert "without --dry-run this would be refused" in listed.stderr
     assert path.read_text() == "precious"
     assert invoke(*arguments, "--force").exit_code == 0
     assert path.read_bytes()[:4] == b"GGUF"
+
+
+def test_inputs_are_never_replaced(tmp_path: Path) -> None:
+    """Told so or not, and by whatever name: a file of the checkpoint, one beside it, the target's file."""
+    checkpoint, target = tmp_path / "CK", tmp_path / "target.gguf"
+    shutil.copytree(DATA / "minnow-dflash", checkpoint)
+    target.symlink_to(TARGET_FILE)
+    (checkpoint / "link.gguf").symlink_to(checkpoint / "model.safetensors")
+    (tmp_path / "hard.gguf").hardlink_to(checkpoint / "config.json")
+    before = {path.name: path.read_bytes() for path in checkpoint.iterdir()}
+    arguments = ("convert", checkpoint, "--target-model-dir", target, "-t", 1, "-o")
+    for name in ("CK/config.json", "CK/model.safetensors", "CK/link.gguf", "hard.gguf", "target.gguf"):
+        done = invoke(*arguments, tmp_path / name, "--force")
+        listed = invoke(*arguments, tmp_path / name, "--force", "--dry-run")
+
+        assert (done.exit_code, "is the input" in done.stderr) == (1, True), done.output
+        assert (listed.exit_code, "this would be refused" in listed.stderr) == (0, True), listed.output
+    with pytest.raises(OptionError, match="is the input"):
+        plan_conversion(checkpoint, target_path=target).write(checkpoint / "config.json")
+    assert before == {path.name: path.read_bytes() for path in checkpoint.iterdir()}
+    assert invoke(*arguments, checkpoint / "new.gguf").exit_code == 0
+    assert invoke(*arguments, checkpoint / "new.gguf", "--force").exit_code == 0
+
+
+@pytest.mark.parametrize("name", ["", "-"])
+def test_what_is_no_name(name: str, tmp_path: Path) -> None:
+    """Nothing is written under it."""
+    done = invoke("convert", DATA / "minnow-dflash", "--target-model-dir", TARGET_FILE, "-o", name)
+
+    assert (done.exit_code, "is no name of a file" in done.stderr) == (2, True)
 
 
 def test_mistakes(tmp_path: Path) -> None:

@@ -323,6 +323,7 @@ def test_an_existing_file_is_replaced_only_when_told_so(tmp_path: Path) -> None:
 
     assert (refused.exit_code, refused.stderr.count("\n"), listed.exit_code) == (1, 1, 0)
     assert "exists already: give --force" in refused.stderr
+    assert "without --dry-run this would be refused" in listed.stderr
     assert path.read_text() == "precious"
     for flags in ((), ("--force",)):
         done = invoke("quantize", source, source, "q8_0", *flags)

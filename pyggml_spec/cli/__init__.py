@@ -40,6 +40,8 @@ class Program(click.Group):
         except BrokenPipeError:
             _silence_stdout()
             ctx.exit(EXIT_BROKEN_PIPE)
+        except OSError as error:  # --help onto a full disk
+            raise _as_exception(error) from error
         except KeyboardInterrupt:  # click itself would say "Aborted!"
             ctx.exit(EXIT_INTERRUPTED)
 
@@ -54,8 +56,7 @@ class Program(click.Group):
             _silence_stdout()
             ctx.exit(EXIT_BROKEN_PIPE)
         except OSError as error:  # a full disk, say: what we open ourselves has its own sentences
-            _silence_stdout()
-            raise click.ClickException(f"The operating system reports: {error}.") from error
+            raise _as_exception(error) from error
         except KeyboardInterrupt:
             ctx.exit(EXIT_INTERRUPTED)
 
@@ -67,6 +68,11 @@ class Program(click.Group):
             long = [flag[2:].replace("-", "_") for flag in option.opts if flag.startswith("--")]
             flags |= dict.fromkeys([*long, option.name or ""], option.opts[0])
         return flags
+
+
+def _as_exception(error: OSError) -> click.ClickException:
+    _silence_stdout()
+    return click.ClickException(f"The operating system reports: {error}.")
 
 
 def _silence_stdout() -> None:

@@ -105,7 +105,8 @@ def _shares(ctx: click.Context, param: click.Parameter, text: str | None) -> tup
     callback=_shares,
     metavar="P,P,..",
     help="Measure as if the 1st, 2nd, .. token of a draft were accepted this often, given that those before it were "
-    "(the last number goes on): what drafts of that quality gain here, also with random weights. The text is not real.",
+    "(the last number goes on): what drafts of that quality gain here, also with random weights. In trees each next "
+    "candidate of a place is assumed to be right half of the remaining times. The text is not real.",
 )
 @click.option(
     "--parity",
@@ -137,6 +138,7 @@ def bench(ctx: click.Context, /, **given: Any) -> None:
     with StageBar() as bar, load_engine(given, bar, max_width=_max_width(given)) as engine:
         report = _head(engine, given, len(texts))
         prompts = [as_prompt(engine, text, {**given, "system": None}) for text in texts]
+        _refuse_cut_texts(report["n_ctx"], prompts, given["max_tokens"])
         if given["parity"]:
             report |= _check_parity(engine, texts, prompts, given, bar)
         elif given["drafter_check"]:
@@ -186,6 +188,18 @@ def _texts(given: dict[str, Any]) -> list[str]:
     if not any(texts):
         raise click.UsageError("There is no prompt: what was given is empty.")
     return texts
+
+
+def _refuse_cut_texts(n_ctx: int, prompts: list[list[int]], n_wanted: int) -> None:
+    """Raise unless the context has room for every text: what it cuts short is not what was asked for."""
+    n_prompt = max(map(len, prompts))
+    n_room = n_ctx - n_prompt + 1  # the last token is not read any more
+    if n_wanted > n_room:
+        longest = "the prompt" if len(prompts) == 1 else "the longest prompt"
+        way_out = f"give -n {n_room} at most, or a larger -c" if n_room > 1 else "give a shorter one, or a larger -c"
+        raise click.ClickException(
+            f"-n is {n_wanted}, but {longest} has {n_prompt} tokens and the context {n_ctx}: {way_out}."
+        )
 
 
 def _ways(engine: Engine, given: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -39,7 +39,9 @@ def render_head(report: dict[str, Any]) -> str:
 
 def _imposed_text(rates: Sequence[float]) -> str:
     """What `--impose` makes of the run."""
-    return f"acceptance by depth {', '.join(f'{rate:g}' for rate in rates)}: THE TEXT IS NOT REAL, only times are"
+    listed = ", ".join(f"{rate:g}" for rate in rates)
+    siblings = "in trees each next candidate is assumed right half of the remaining times"
+    return f"acceptance by depth {listed}; {siblings}: THE TEXT IS NOT REAL, only times are"
 
 
 def _speed_rows(contenders: dict[str, dict[str, Any]]) -> Iterator[tuple[str, ...]]:

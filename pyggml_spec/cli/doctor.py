@@ -44,12 +44,14 @@ def examine() -> dict[str, Any]:
     problems: list[str] = []
     usable = _checked(list_device_rows, problems) or []
     warnings = _warnings(explain_unused_gpus({row["kind"] for row in usable}))  # the load before our own share of it
+    embedded = _checked(lambda: _embedded_models(problems), problems)
+    is_sound = bool(usable) and not problems  # a damaged model proves nothing
     return {
         "versions": _versions(),
         "flavours": list_flavour_rows(),
         "devices": usable,
-        "embedded": _checked(_embedded_models, problems),
-        "self_check": _checked(lambda: _self_check(problems), problems) if usable else None,
+        "embedded": embedded,
+        "self_check": _checked(lambda: _self_check(problems), problems) if is_sound else None,
         "warnings": warnings,
         "problems": problems,
     }
@@ -90,9 +92,11 @@ def _warnings(unused_gpus: list[dict[str, str]]) -> list[str]:
     return found
 
 
-def _embedded_models() -> dict[str, dict[str, Any]]:
-    from ..assets import embedded_drafter_path, embedded_target_path
+def _embedded_models(problems: list[str]) -> dict[str, dict[str, Any]]:
+    """Where they are, and whether every byte is what it was published as."""
+    from ..assets import embedded_drafter_path, embedded_target_path, explain_damage
 
+    problems += explain_damage()
     paths = {"target": embedded_target_path(), "drafter": embedded_drafter_path()}
     return {role: {"path": str(path), "bytes": path.stat().st_size} for role, path in paths.items()}
 

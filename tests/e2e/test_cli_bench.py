@@ -74,9 +74,18 @@ def test_chat() -> None:
 
 
 def test_small_context() -> None:
-    """Texts end where it ends, and verifies are timed behind as many tokens as it has room for."""
-    report = document("-p", "class Stack:", "-n", "64", "-c", "40", "--repeats", "1", "--widths", "4,32")
-    assert report["verify_context"] == 8 and report["contenders"]["off"]["committed"] < 40
+    """Verifies are timed behind as many tokens as it has room for; texts may fill it to its end."""
+    report = document("-p", "class Stack:", "-n", "37", "-c", "40", "--repeats", "1", "--widths", "4,32")
+    assert report["verify_context"] == 8 and report["contenders"]["off"]["committed"] == 37
+
+
+@pytest.mark.parametrize("flags", [(), ("--parity",), ("--drafter-check",)])
+def test_texts_that_the_context_would_cut(flags: tuple[str, ...]) -> None:
+    """Are refused with the number that fits: a report must not speak of tokens that nobody generated."""
+    result = invoke("-p", "class Stack:", "-n", "38", "-c", "40", *flags)
+
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "-n is 38, but the prompt has 4 tokens and the context 40: give -n 37 at most" in result.stderr
 
 
 def test_prompts_from_a_file(tmp_path: Path) -> None:

@@ -92,8 +92,20 @@ def test_it_is_said_that_nothing_is_real():
     names = {"model": "m", "drafter": "d", "device": "CPU", "device_kind": "cpu", "n_threads": 1, "load": None}
     head = {**names, "versions": {}, "method": "greedy", "excluded": "loading"}
 
-    assert "acceptance by depth 0.8, 0.75: THE TEXT IS NOT REAL" in render_head({**head, "imposed": [0.8, 0.75]})
+    shown = render_head({**head, "imposed": [0.8, 0.75]})
+    assert "acceptance by depth 0.8, 0.75; in trees" in shown and "THE TEXT IS NOT REAL" in shown
     assert "REAL" not in render_head({**head, "imposed": []})
+
+
+def test_the_assumption_on_siblings_is_said():
+    """By --help and by the head of the table, with the number that is computed with."""
+    help_text = CliRunner().invoke(main, ["bench", "--help"], terminal_width=110).output
+    names = {"model": "m", "drafter": "d", "device": "CPU", "device_kind": "cpu", "n_threads": 1, "load": None}
+    head = render_head({**names, "versions": {}, "method": "greedy", "excluded": "loading", "imposed": [0.5]})
+
+    assert SIBLING_SHARE == 0.5
+    for text in (help_text, head):
+        assert "half of the remaining times" in " ".join(text.split())
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -350,6 +351,16 @@ def test_a_reader_that_goes_away_is_no_error(arguments: str) -> None:
     done = shell(f"$0 {arguments} | head -c 5")
 
     assert (len(done.stdout), done.stderr) == (5, "")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+@pytest.mark.parametrize("arguments", ["--help", "--version", "run --help"])
+def test_a_full_disk_is_an_error(arguments: str) -> None:
+    """One sentence, no traceback."""
+    done = shell(f"$0 {arguments} > /dev/full")
+
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+    assert "No space left" in done.stderr
 
 
 def test_ctrl_c_while_the_command_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
+from pyggml_spec import assets
+from pyggml_spec.assets import DRAFTER_NAME, TARGET_NAME, embedded_target_path
 from pyggml_spec.cli import main
 from pyggml_spec.errors import NativeLibraryError
 
@@ -88,6 +92,24 @@ def test_no_usable_flavour(install: pytest.MonkeyPatch) -> None:
     assert "Problem: no flavour of the native extension can be used." in text.stdout
     assert (report["devices"], report["self_check"]) == ([], None)
     assert report["embedded"]["target"]["bytes"] > 20_000_000
+
+
+@pytest.mark.parametrize("name", [TARGET_NAME, DRAFTER_NAME])
+def test_damaged_models(install: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+    """One changed byte is found, and the file named; so is a file that is missing, once."""
+    shutil.copytree(embedded_target_path().parent, tmp_path, dirs_exist_ok=True)
+    install.setattr(assets.resources, "files", lambda package: tmp_path)
+    assert examine()[1]["problems"] == []
+    with (tmp_path / name).open("r+b") as file:
+        file.seek(-9, os.SEEK_END)
+        file.write(b"\xa5")
+    text, report = examine()
+
+    assert (text.exit_code, len(report["problems"])) == (1, 1)
+    assert f"{name}' is damaged" in report["problems"][0] and report["self_check"] is None
+    (tmp_path / name).unlink()
+    text, _ = examine()
+    assert (text.exit_code, text.stdout.count("is not on disk")) == (1, 1)
 
 
 def test_texts_differ(install: pytest.MonkeyPatch) -> None:

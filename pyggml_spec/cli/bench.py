@@ -7,14 +7,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from .. import __version__
 from .bench_prompts import BUILT_IN, split_prompts
-from .options import Number, json_option, model_options, tau_option
+from .options import MAX_TREE, Number, json_option, model_options, tau_option
 from .progress import StageBar
 from .prompt import read_prompt
 from .render import print_json, print_json_line
-from .run import DEFAULT_MAX_WIDTH, MAX_TREE, as_prompt, load_engine, refuse
+from .run import DEFAULT_MAX_WIDTH, as_prompt, load_engine, refuse
 
 if TYPE_CHECKING:
     from ..decode.engine import Engine
@@ -133,12 +134,13 @@ def bench(ctx: click.Context, /, **given: Any) -> None:
     Greedy. Figures are medians over the repeats; the text of every way of decoding is compared with the plain one's.
     After the tables the last line is one JSON document; with --json there is nothing else.
     """
-    _refuse_contradictions(given)
+    _refuse_contradictions(ctx, given)
     texts = _texts(given)
     with StageBar() as bar, load_engine(given, bar, max_width=_max_width(given)) as engine:
         report = _head(engine, given, len(texts))
         prompts = [as_prompt(engine, text, {**given, "system": None}) for text in texts]
-        _refuse_cut_texts(report["n_ctx"], prompts, given["max_tokens"])
+        engine.refuse_too_long(max(prompts, key=len))
+        _refuse_cut_texts(engine, prompts, given["max_tokens"])
         if given["parity"]:
             report |= _check_parity(engine, texts, prompts, given, bar)
         elif given["drafter_check"]:
@@ -152,10 +154,12 @@ def bench(ctx: click.Context, /, **given: Any) -> None:
         ctx.exit(1)
 
 
-def _refuse_contradictions(given: dict[str, Any]) -> None:
+def _refuse_contradictions(ctx: click.Context, given: dict[str, Any]) -> None:
     has_no_drafter = given["target"] and not given["drafter"]
     needs_drafter = {"--draft-max": given["lengths"], "--parity": given["parity"]}
     needs_drafter |= {"--drafter-check": given["drafter_check"], "--impose": given["imposed"]}
+    tree_flags = {"--budget": "budgets", "--tree-top-k": "tree_top_k", "--tau": "tau"}
+    are_given = {flag: ctx.get_parameter_source(name) != ParameterSource.DEFAULT for flag, name in tree_flags.items()}
     measures_speed = not (given["parity"] or given["drafter_check"])
     speed_only = {"--widths": given["widths"], "--repeats": given["repeats"], "--impose": given["imposed"]}
     refuse(
@@ -163,6 +167,10 @@ def _refuse_contradictions(given: dict[str, Any]) -> None:
             (given["drafter"] and not given["target"], "-md names a drafter, but its target is missing: give -m too."),
             (given["parity"] and given["drafter_check"], "--parity and --drafter-check are two things: leave one out."),
             (given["drafter_check"] and given["lengths"], "--drafter-check drafts the whole horizon: no --draft-max."),
+            *(
+                (given["drafter_check"] and is_given, f"--drafter-check drafts chains: leave {flag} out.")
+                for flag, is_given in are_given.items()
+            ),
             *(
                 (has_no_drafter and wanted, f"{name} needs a drafter: give -md.")
                 for name, wanted in needs_drafter.items()
@@ -190,13 +198,14 @@ def _texts(given: dict[str, Any]) -> list[str]:
     return texts
 
 
-def _refuse_cut_texts(n_ctx: int, prompts: list[list[int]], n_wanted: int) -> None:
+def _refuse_cut_texts(engine: Engine, prompts: list[list[int]], n_wanted: int) -> None:
     """Raise unless the context has room for every text: what it cuts short is not what was asked for."""
-    n_prompt = max(map(len, prompts))
+    n_ctx, n_prompt = engine.target.limits.n_ctx, max(map(len, prompts))
     n_room = n_ctx - n_prompt + 1  # the last token is not read any more
     if n_wanted > n_room:
         longest = "the prompt" if len(prompts) == 1 else "the longest prompt"
-        way_out = f"give -n {n_room} at most, or a larger -c" if n_room > 1 else "give a shorter one, or a larger -c"
+        way_out = f"give -n {n_room} at most" if n_room > 1 else "give a shorter one"
+        way_out += ", or a larger -c" if n_ctx < engine.target.config.n_ctx_train else ""
         raise click.ClickException(
             f"-n is {n_wanted}, but {longest} has {n_prompt} tokens and the context {n_ctx}: {way_out}."
         )

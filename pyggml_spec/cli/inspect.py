@@ -38,6 +38,8 @@ def inspect(
     do not fit the exit code is 1. Without arguments the embedded pair is shown. A file that this package cannot run is
     shown too, with the reason.
     """
+    if "" in (file, other):
+        raise click.UsageError("An empty text is no name of a file.")
     paths = [Path(file), *([Path(other)] if other else [])] if file else _embedded_paths()
     reports = [_describe_file(path, with_tensors, with_metadata or as_json) for path in paths]
     fit = _compare(*_target_first(paths, reports)) if len(paths) == 2 else None
@@ -140,6 +142,11 @@ def _compare(target_path: Path, drafter_path: Path) -> dict[str, Any]:
     )
 
     with open_gguf(target_path) as target, open_gguf(drafter_path) as drafter:
+        are_drafters = _is_drafter(target.architecture), _is_drafter(drafter.architecture)
+        if are_drafters[0] == are_drafters[1]:
+            found = "both files are drafters" if all(are_drafters) else "neither file is a drafter"
+            detail = f"{found}: give a target and its drafter"
+            return {"fits": False, "checks": [{"check": "files", "ok": False, "detail": detail}]}
         try:
             sides = read_drafter_config(drafter), find_vocabulary(drafter), read_target_config(target)
             rows = explain_fit(*sides, read_vocabulary(target))

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+MAX_TREE = 127  # drafted nodes that a verify can take besides the anchor
 KV_TYPES = ("f32", "f16", "q8_0", "q4_0")
 
 
@@ -289,7 +290,7 @@ speculation_options = _apply(
         ),
         click.option(
             "--budget",
-            type=click.IntRange(1, 256),
+            type=click.IntRange(1, MAX_TREE),
             metavar="N",
             help="Most drafted tokens in a tree; needs --spec tree.  [default: 22]",
         ),

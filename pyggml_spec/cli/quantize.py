@@ -76,6 +76,8 @@ def quantize(
     (q8_0, q6_k, q5_k, q4_k, q3_k, q2_k, q5_1, q5_0, q4_1, q4_0, iq4_nl, f32, f16, bf16). Everything else is kept:
     keys, norms, vectors, alignment. Of a model in several parts any part's name will do; OUT is one file.
     """
+    if dry_run and verify:
+        raise click.UsageError("--dry-run writes nothing that could be verified: leave --verify out.")
     from ..convert import plan_requantisation
     from ..ggml.backend import default_threads
     from ..gguf_io import open_gguf

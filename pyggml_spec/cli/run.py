@@ -10,7 +10,7 @@ import click
 
 from .interrupt import EXIT_INTERRUPTED, soft_interrupt
 from .machine import explain_unused_gpus
-from .options import model_options, output_options, prompt_options, sampling_options, speculation_options
+from .options import MAX_TREE, model_options, output_options, prompt_options, sampling_options, speculation_options
 from .progress import StageBar
 from .prompt import read_prompt
 from .render import completion_document, is_terminal, print_json, stats_table
@@ -28,9 +28,9 @@ GENERATING = (
     *("frequency_penalty", "penalty_last_n", "seed", "stop", "ignore_eos", "spec", "draft_max", "logprobs"),
     *("confidence", "policy"),
 )
-MAX_TREE = 127  # drafted nodes that a verify can take besides the anchor
 DEFAULT_MAX_WIDTH = 32
 TREES = ("budget", "tree_top_k", "tau")
+NOT_SAMPLING = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": -1}  # what changes nothing
 
 
 @click.command()
@@ -73,8 +73,13 @@ def load_engine(given: dict[str, Any], bar: StageBar, **others: Any) -> Engine:
 
 def _refuse_contradictions(given: dict[str, Any]) -> None:
     """Combinations in which one of the options would be ignored."""
+    sampling = [f"--{name.replace('_', '-')}" for name, off in NOT_SAMPLING.items() if given[name] != off]
     rules = [
         *model_rules(given),
+        (
+            sampling and given["temperature"] == 0,
+            f"--temp 0 is greedy and samples nothing: give another --temp, or leave {' and '.join(sampling)} out.",
+        ),
         (given["logprobs"] and not given["as_json"], "--logprobs are part of the JSON document: give --json too."),
         (given["as_json"] and given["display_prompt"], "--json prints its document only: leave --display-prompt out."),
         (given["draft_max"] and given["spec"] == "off", "--spec off makes no drafts: leave --draft-max out."),

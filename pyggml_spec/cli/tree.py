@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .draft_trees import SPACE, TreeNode, TreeRound, describe_round, printable_text
-from .options import OUTPUT_FILE, json_option, model_options, prompt_options, tau_option
+from .options import MAX_TREE, OUTPUT_FILE, json_option, model_options, prompt_options, tau_option
 from .plan_report import force_option, refuse_to_replace
 from .progress import StageBar
 from .prompt import read_prompt
 from .render import is_terminal, print_json
-from .run import MAX_TREE, as_prompt, load_engine, model_rules, refuse
+from .run import as_prompt, load_engine, model_rules, refuse
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -74,6 +74,7 @@ def tree(**given: Any) -> None:
     text = read_prompt(given["prompt"], given["prompt_file"])
     with StageBar() as bar, load_engine(given, bar) as engine:
         prompt = as_prompt(engine, text, given)
+        engine.refuse_too_long(prompt)
         rounds = list_rounds(engine, prompt, given)
         names = engine.describe()
     if not rounds:

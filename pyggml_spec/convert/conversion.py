@@ -31,6 +31,7 @@ class Conversion:
     file: OutputFile
     notes: tuple[str, ...]  # what was left out or stored otherwise than asked
     inputs: tuple[Path, ...]  # files that are read, or belong to those that are
+    settings_file: str  # the checkpoint's config.json
 
     def check(self) -> None:
         """Raise ModelFileError unless the file would be one that this package can run."""
@@ -43,8 +44,14 @@ class Conversion:
 
     def _check_readable(self, path: Path) -> None:
         read = read_target_config if self.role == "target" else read_drafter_config
-        with open_gguf(path) as file:
-            read(file)
+        try:
+            with open_gguf(path) as file:
+                read(file)
+        except ModelFileError as error:  # of a file that is not there yet: what its maker can mend is the checkpoint
+            reason = str(error).replace(f" of '{path}'", "").replace(f"'{path}'", "the file").partition("; convert")[0]
+            raise ModelFileError(
+                f"'{self.settings_file}' does not fit the tensors beside it: {reason}; correct it or download it again"
+            ) from error
 
 
 def plan_conversion(
@@ -168,4 +175,5 @@ def _finish(
     n_parameters = sum(math.prod(tensor.ne) for tensor in tensors)
     general = general_keys(architecture, checkpoint.directory.resolve().name, n_parameters, matrix_type)
     inputs = checkpoint.files() + (() if borrowed is None else borrowed.inputs)
-    return Conversion(role, architecture, OutputFile(general | keys, tensors), tuple(notes), inputs)
+    file = OutputFile(general | keys, tensors)
+    return Conversion(role, architecture, file, tuple(notes), inputs, checkpoint.settings.file)

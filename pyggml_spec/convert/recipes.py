@@ -8,7 +8,7 @@ values of attention and the projection down from the feed-forward do too.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,23 +78,24 @@ class Override:
 
 def single_type(name: str) -> gguf.GGMLQuantizationType:
     """One storage type by its name; raises OptionError for mixtures and types that cannot be written."""
-    found = {**UNIFORM_TYPES, "iq4_xs": T.IQ4_XS}.get(name.lower())
+    types = {**UNIFORM_TYPES, "iq4_xs": T.IQ4_XS}
+    found = types.get(name.lower())
     if found is None:
-        raise OptionError(f"type '{name}' cannot be given to a tensor{_why_not(name)}")
+        raise OptionError(f"type '{name}' cannot be given to a tensor{_why_not(name, types)}")
     return found
 
 
 def check_recipe(name: str) -> str:
     """The recipe's name in lower case; raises OptionError for an unknown one."""
     if name.lower() not in (*UNIFORM_TYPES, *MIXTURES):
-        raise OptionError(f"type '{name}' is not supported{_why_not(name)}")
+        raise OptionError(f"type '{name}' is not supported{_why_not(name, (*MIXTURES, *UNIFORM_TYPES))}")
     return name.lower()
 
 
-def _why_not(name: str) -> str:
+def _why_not(name: str, choices: Iterable[str]) -> str:
     if name.lower() in NEED_IMATRIX:
         return ": it needs an importance matrix, which is not supported"
-    return f"; choose one of {', '.join((*MIXTURES, *UNIFORM_TYPES))}"
+    return f"; choose one of {', '.join(choices)}"
 
 
 def is_matrix(tensor: TensorInfo) -> bool:

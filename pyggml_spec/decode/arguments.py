@@ -67,8 +67,8 @@ def check_flags(**flags: object) -> None:
 
 def check_path(name: str, value: object) -> Path:
     """The argument as a path; raises OptionError."""
-    if not isinstance(value, str | PathLike) or "\0" in str(value):
-        raise refusal(name, value, "the path of a GGUF file, or None")
+    if not isinstance(value, str | PathLike) or not str(value) or "\0" in str(value):
+        raise refusal(name, value, "the path of a GGUF file")
     return Path(value)
 
 

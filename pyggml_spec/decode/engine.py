@@ -35,10 +35,10 @@ from pyggml_spec.decode.loader import (
     shared_tables,
 )
 from pyggml_spec.decode.prefix_cache import PrefixCache
-from pyggml_spec.decode.round import SPEC_MODES, SpecMode, SpecOptions
+from pyggml_spec.decode.round import SPEC_MODES, SpecMode, SpecOptions, refuse_ignored
 from pyggml_spec.decode.session import Session
 from pyggml_spec.decode.target import MAX_SLOTS, MAX_VERIFY_WIDTH, Target, TargetLimits
-from pyggml_spec.errors import OptionError
+from pyggml_spec.errors import ContextLimitError, OptionError
 from pyggml_spec.ggml import Backend, type_by_name
 from pyggml_spec.ggml.backend import choose_device, default_threads
 from pyggml_spec.policy import PolicyName, PolicyShelf
@@ -190,10 +190,10 @@ class Engine:
         Args:
             max_tokens: most tokens to generate; None (or -1) = until a stop or the end of the context.
             temperature: 0 = greedy. top_k, top_p, min_p, the penalties and `seed` as in llama.cpp.
-            logprobs: top log-probabilities to report per token; 0 = none.
+            logprobs: top log-probabilities to report per token, at most 20; 0 = none.
             stop: strings that end the text (not included in it). ignore_eos: go on after an end token.
             spec: "off" decodes plainly, "chain" and "tree" speculate, "auto" drafts chains when there is a drafter.
-            draft_max: most draft tokens in sequence; None = the drafter's horizon.
+            draft_max: most draft tokens in sequence; None = the drafter's horizon, 0 = none.
             budget, tree_top_k, tau: draft tree (spec="tree"): most nodes, candidates per node, score window (nats).
             policy: how much is drafted: "fixed" always all of it, "cost" what pays by measured times and acceptance,
                 "ema" all or nothing; learned for as long as the engine lives. None = cost for spec="auto", else fixed.
@@ -204,6 +204,8 @@ class Engine:
             OptionError, ContextLimitError: before anything is computed.
         """
         self._refuse_running()
+        token_ids = self._token_ids(prompt)
+        self.refuse_too_long(token_ids)
         params = SamplingParams(
             temperature, as_int(top_k), top_p, min_p, repeat_penalty, presence_penalty, frequency_penalty,
             as_int(penalty_last_n), as_int(seed), as_int(logprobs),
@@ -212,13 +214,15 @@ class Engine:
         check_callback("on_prefill", on_prefill)
         check_flags(ignore_eos=ignore_eos)
         check_text("spec", spec, f"one of {', '.join(SPEC_MODES)}")
+        how = SpecOptions(spec, as_int(draft_max), tree, confidence, policy)
+        refuse_ignored(how)
         return self._start(
-            self._token_ids(prompt),
+            token_ids,
             params,
             max_tokens=as_limit(max_tokens),
             stop_ids=() if ignore_eos else self.tokenizer.end_ids,
             stop_strings=check_stops(stop),
-            spec=SpecOptions(spec, as_int(draft_max), tree, confidence, policy),
+            spec=how,
             on_prefill=on_prefill,
         )
 
@@ -253,6 +257,16 @@ class Engine:
             with suppress(TypeError):
                 return list(prompt)
         raise refusal("prompt", prompt, "a text or a list of token ids")
+
+    def refuse_too_long(self, token_ids: Sequence[int]) -> None:
+        """Raise ContextLimitError for a prompt that fits into no session, and say what can be done about it."""
+        n_ctx, trained = self.target.limits.n_ctx, self.target.config.n_ctx_train
+        if len(token_ids) > n_ctx:
+            more = f"load with a larger `n_ctx` (at most {trained}, what the model was trained with)"
+            way_out = f"or {more}" if n_ctx < trained else "as the model was trained with no more"
+            raise ContextLimitError(
+                f"the prompt has {len(token_ids)} tokens but the context holds {n_ctx}: shorten the prompt {way_out}"
+            )
 
     def open_session(self) -> Session:
         """A session of its own, for conversations of several turns; an engine has as many as it has slots."""

@@ -67,6 +67,16 @@ def check_spec(spec: SpecOptions, target: TargetSequence, drafter: DrafterSequen
     _check_confidence(spec, drafter)
 
 
+def refuse_ignored(spec: SpecOptions) -> None:
+    """Raise OptionError for an option that its mode would ignore: whoever set it expects something of it."""
+    for name, member in (("budget", "budget"), ("tree_top_k", "top_k"), ("tau", "tau")):
+        value = getattr(spec.tree, member)
+        if spec.mode != "tree" and value != getattr(TreeOptions, member):
+            raise OptionError(f"`{name}` is {value!r}: it shapes trees, so use `spec` tree or leave it out")
+    if spec.mode == "off" and spec.draft_max:
+        raise OptionError(f"`draft_max` is {spec.draft_max}, but `spec` off makes no drafts: leave one of them out")
+
+
 def _check_confidence(spec: SpecOptions, drafter: DrafterSequence | None) -> None:
     value = spec.confidence
     if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not 0 <= value < 1:

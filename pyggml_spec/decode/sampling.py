@@ -23,10 +23,10 @@ _RULES: dict[str, tuple[Callable[[float], bool], str]] = {  # option -> (test, r
     "presence_penalty": (lambda x: abs(x) < float("inf"), "finite (0 = off)"),
     "frequency_penalty": (lambda x: abs(x) < float("inf"), "finite (0 = off)"),
 }
-_INTEGER_RULES = {  # option -> least value, rule as text
-    "top_k": (0, "an integer of at least 0 (0 = off)"),
-    "penalty_last_n": (-1, "an integer of at least -1 (0 = off, -1 = all tokens)"),
-    "logprobs": (0, "an integer of at least 0 (0 = none)"),
+_INTEGER_RULES = {  # option -> least value, greatest one, rule as text
+    "top_k": (0, None, "an integer of at least 0 (0 = off)"),
+    "penalty_last_n": (-1, None, "an integer of at least -1 (0 = off, -1 = all tokens)"),
+    "logprobs": (0, 20, "an integer from 0 (none) to 20"),
 }
 
 _N_SORTED_FIRST = 256  # values that top-p looks at first
@@ -42,13 +42,15 @@ def check_sampling(params: SamplingParams) -> None:
         value = getattr(params, name)
         if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not is_valid(float(value)):
             raise OptionError(f"`{name}` is {value!r}: it must be a number {rule}")
-    for name, (least, rule) in _INTEGER_RULES.items():
+    for name, (least, greatest, rule) in _INTEGER_RULES.items():
         value = getattr(params, name)
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+        is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+        if not is_integer or value < least or (greatest is not None and value > greatest):
             raise OptionError(f"`{name}` is {value!r}: it must be {rule}")
     seed = params.seed
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0):
-        raise OptionError(f"`seed` is {seed!r}: it must be an integer of at least 0, or None for a fresh one")
+    is_integer = isinstance(seed, (int, np.integer)) and not isinstance(seed, bool)
+    if seed is not None and (not is_integer or not 0 <= seed < 1 << 64):
+        raise OptionError(f"`seed` is {seed!r}: it must be an integer from 0 to 2**64 - 1, or None for a fresh one")
 
 
 class Sampler:

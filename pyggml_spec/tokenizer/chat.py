@@ -114,6 +114,10 @@ def render_chat(
         raise ModelFileError(f"the chat template is broken at line {error.lineno}: {reason}") from error
     except Exception as error:  # templates compute: any Python error can come out
         reason = _one_line(str(error) or type(error).__name__)
+        odd = next((m for m in messages if not isinstance(m.get("content"), str)), None)
+        if odd is not None:  # some templates take them
+            found = f"{odd.get('content')!r:.80}"
+            raise OptionError(f"the chat template cannot render the content {found}: give a text ({reason})") from error
         raise ModelFileError(f"the chat template cannot render these messages: {reason}") from error
 
 

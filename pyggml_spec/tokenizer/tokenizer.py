@@ -80,8 +80,8 @@ class Tokenizer:
                     ids += self._encoder.encode(plain, add_special_tokens=False).ids
                 if control is not None:
                     ids.append(self.control_ids[control])
-        except (UnicodeEncodeError, TypeError) as error:
-            raise OptionError(f"the text cannot be tokenised: {error}; give valid Unicode text") from error
+        except (UnicodeEncodeError, TypeError) as error:  # the package does not say what it stumbled over
+            raise OptionError(f"the text cannot be tokenised: {_what_is_wrong(text)}") from error
         bos_id = self.vocabulary.bos_id
         wants_bos = self.vocabulary.add_bos and ids[:1] != [bos_id] if add_bos is None else add_bos
         return [bos_id, *ids] if wants_bos and bos_id is not None else ids
@@ -139,6 +139,14 @@ class Tokenizer:
         """Finds control tokens, of those that begin alike the longest; with none it matches nowhere."""
         spellings = sorted(self.control_ids, key=len, reverse=True)
         return re.compile(f"({'|'.join(map(re.escape, spellings)) or '(?!)'})")
+
+
+def _what_is_wrong(text: object) -> str:
+    if not isinstance(text, str):
+        return f"{text!r:.80} is no text"
+    at = next((at for at, character in enumerate(text) if "\ud800" <= character <= "\udfff"), 0)
+    found = f"character {at + 1} is {text[at : at + 1]!r}"
+    return f"{found}, half a character or a byte that is not UTF-8; give valid Unicode text"
 
 
 def _split_pattern(vocabulary: Vocabulary) -> str:

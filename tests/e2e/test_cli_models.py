@@ -194,7 +194,10 @@ def test_cache_types() -> None:
     ("arguments", "code", "text"),
     [
         (["-p", ""], 1, "the prompt has no tokens"),
-        (["-p", PROMPT, "-c", "4"], 1, "the context holds 4: shorten the prompt or load with a larger -c"),
+        (["-p", PROMPT, "-c", "4"], 1, "the context holds 4: shorten the prompt or load with a larger -c (at most"),
+        (["-p", "x " * 5000], 1, "shorten the prompt as the model was trained with no more"),
+        (["-p", "a\udcffb"], 1, "character 2 is '\\udcff', half a character or a byte that is not UTF-8"),
+        (["-p", PROMPT, "-m", ""], 1, "-m is '': it must be the path of a GGUF file"),
         (["-p", PROMPT, "-c", "100000"], 1, "-c is 100000: it must be an integer from 1 to 4096"),
         (["-p", PROMPT, "-m", "no-such.gguf"], 1, "'no-such.gguf' does not exist"),
         (["-p", PROMPT, "-m", "."], 1, "is not a regular file"),
@@ -209,7 +212,6 @@ def test_cache_types() -> None:
         (["-p", PROMPT, "--device", "cuda9"], 1, "device 'cuda9' is not available"),
         (["-p", PROMPT, "-t", "100000"], 1, "-t is 100000"),
         (["-p", PROMPT, "--draft-max", "8"], 1, "--draft-max is 8: this drafter proposes at most 7 tokens"),
-        (["-p", PROMPT, "--spec", "tree", "--budget", "200"], 1, "--budget is 200"),
     ],
 )
 def test_mistakes(arguments: list[str], code: int, text: str) -> None:

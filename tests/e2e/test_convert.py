@@ -135,6 +135,21 @@ def test_mistakes(tmp_path: Path) -> None:
         assert (done.exit_code, text in done.output) == (code, True), done.output
 
 
+def test_settings_that_do_not_fit_the_tensors(tmp_path: Path) -> None:
+    """It is config.json that is wrong, not a temporary file that nobody has heard of."""
+    checkpoint = tmp_path / "CK"
+    shutil.copytree(DATA / "minnow-dflash", checkpoint)
+    settings = checkpoint / "config.json"
+    settings.write_text(settings.read_text().replace('"hidden_size": 256', '"hidden_size": 128'))
+    arguments = ("convert", checkpoint, "--target-model-dir", TARGET_FILE, "-o", tmp_path / "out.gguf")
+    for flags in ((), ("--dry-run",)):
+        done = invoke(*arguments, *flags)
+
+        assert (done.exit_code, done.stderr.count("\n")) == (1, 1)
+        assert f"'{settings}' does not fit the tensors beside it: tensor 'fc.weight' has ne=[1024, 256]" in done.stderr
+        assert ".part" not in done.stderr and "convert" not in done.stderr
+
+
 @pytest.fixture
 def small_drafter(tmp_path: Path) -> Path:
     """A copy of the DFlash drafter whose projection can be replaced."""

@@ -290,7 +290,7 @@ def test_types_that_need_an_importance_matrix(name: str, tmp_path: Path) -> None
         (("q4_k_x",), 2, "type 'q4_k_x' is not supported; choose one of q4_k_m"),
         (("q8_0", "--imatrix", "x.dat"), 2, "importance matrices are not supported"),
         (("q8_0", "--override", "attn_v"), 2, "override 'attn_v' must be PATTERN=TYPE"),
-        (("q8_0", "--override", "attn_v=q4_k_m"), 2, "type 'q4_k_m' cannot be given to a tensor"),
+        (("q8_0", "--override", "attn_v=q4_k_m"), 2, "type 'q4_k_m' cannot be given to a tensor; choose one of f32"),
         (("q8_0", "--override", "(=q6_k"), 2, "is no regular expression"),
         (("q8_0", "--override", "atn_v=q6_k"), 1, "override 'atn_v' matches no matrix"),
         (("q8_0", "--override", "attn_norm=q6_k"), 1, "override 'attn_norm' matches no matrix"),

@@ -178,3 +178,13 @@ def test_a_begin_of_text_token_is_not_doubled() -> None:
     tokenizer.vocabulary = replace(tokenizer.vocabulary, bos_id=IM_START, add_bos=True)
 
     assert control_ids(tokenizer, encode_chat(tokenizer, HELLO)) == [IM_START]
+
+
+@pytest.mark.parametrize("content", [{}, {"content": None}, {"content": 5}])
+def test_a_content_that_is_no_text(content: dict[str, int | None]) -> None:
+    """Where the template cannot make anything of it, the message is what is wrong and not the model's file."""
+    message = {"role": "user", **content}
+    template = "{% for m in messages %}{{ m.role + m.content }}{% endfor %}"
+    with pytest.raises(OptionError, match=f"the content {message.get('content')}: give a text"):
+        render_chat(template, [{"role": "system", "content": "x"}, message])
+    assert render_chat("{% for m in messages %}{{ m.role }}{% endfor %}", [message]) == "user"

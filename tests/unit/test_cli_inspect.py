@@ -91,6 +91,8 @@ def test_two_targets_do_not_fit() -> None:
 
     assert result.exit_code == 1
     assert "the drafter does not fit the target" in result.output
+    assert "neither file is a drafter: give a target and its drafter" in result.output
+    assert "both files are drafters" in invoke("inspect", embedded_drafter_path(), embedded_drafter_path()).output
 
 
 def test_the_order_of_a_pair_is_of_no_matter() -> None:

@@ -263,9 +263,9 @@ class Engine:
         n_ctx, trained = self.target.limits.n_ctx, self.target.config.n_ctx_train
         if len(token_ids) > n_ctx:
             more = f"load with a larger `n_ctx` (at most {trained}, what the model was trained with)"
-            way_out = f"or {more}" if n_ctx < trained else "as the model was trained with no more"
+            way_out = f" or {more}" if n_ctx < trained else ", for the model was trained with no larger context"
             raise ContextLimitError(
-                f"the prompt has {len(token_ids)} tokens but the context holds {n_ctx}: shorten the prompt {way_out}"
+                f"the prompt has {len(token_ids)} tokens but the context holds {n_ctx}: shorten the prompt{way_out}"
             )
 
     def open_session(self) -> Session:

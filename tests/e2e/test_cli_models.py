@@ -195,7 +195,7 @@ def test_cache_types() -> None:
     [
         (["-p", ""], 1, "the prompt has no tokens"),
         (["-p", PROMPT, "-c", "4"], 1, "the context holds 4: shorten the prompt or load with a larger -c (at most"),
-        (["-p", "x " * 5000], 1, "shorten the prompt as the model was trained with no more"),
+        (["-p", "x " * 5000], 1, "shorten the prompt, for the model was trained with no larger"),
         (["-p", "a\udcffb"], 1, "character 2 is '\\udcff', half a character or a byte that is not UTF-8"),
         (["-p", PROMPT, "-m", ""], 1, "-m is '': it must be the path of a GGUF file"),
         (["-p", PROMPT, "-c", "100000"], 1, "-c is 100000: it must be an integer from 1 to 4096"),

@@ -1,9 +1,7 @@
 // Constructor and operand rules of ggml_spec_attention.
 #include "ggml-spec-attention.h"
 
-#include "ggml-spec-impl.h"
-
-#include <stddef.h>
+#include "constructor.h"
 
 static bool is_cell_type(enum ggml_type type) {
     return type == GGML_TYPE_F32 || type == GGML_TYPE_F16 || type == GGML_TYPE_Q8_0 || type == GGML_TYPE_Q4_0;
@@ -72,18 +70,13 @@ struct ggml_tensor * ggml_spec_attention(
         float                 scale,
         int                   window,
         int                   visibility) {
-    const char * fault = ggml_spec_check_attention(q, k, v, nodes, committed, NULL, window, visibility);
-    if (fault != NULL) {
-        GGML_ABORT("%s", fault);
-    }
+    assert_fits(ggml_spec_check_attention(q, k, v, nodes, committed, NULL, window, visibility));
     struct ggml_tensor * result = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, q->ne[0] * q->ne[1], q->ne[2]);
 
+    set_mode(result, GGML_OP_FLASH_ATTN_EXT, GGML_SPEC_MODE_ATTENTION, 0);
     memcpy(&result->op_params[0], &scale, sizeof(float));
     result->op_params[1] = window;
     result->op_params[2] = visibility;
-    result->op_params[GGML_SPEC_PARAM_MAGIC] = GGML_SPEC_MAGIC;
-    result->op_params[GGML_SPEC_PARAM_MODE]  = GGML_SPEC_MODE_ATTENTION;
-    result->op     = GGML_OP_FLASH_ATTN_EXT;
     result->src[0] = q;
     result->src[1] = k;
     result->src[2] = v;
@@ -93,9 +86,6 @@ struct ggml_tensor * ggml_spec_attention(
 }
 
 void ggml_spec_attention_set_gate(struct ggml_tensor * attention, struct ggml_tensor * gate) {
-    const char * fault = check_gate(attention->src[0], gate);
-    if (fault != NULL) {
-        GGML_ABORT("%s", fault);
-    }
+    assert_fits(check_gate(attention->src[0], gate));
     attention->src[5] = gate;
 }

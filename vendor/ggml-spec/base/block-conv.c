@@ -1,13 +1,7 @@
 // Constructor and operand rules of ggml_spec_block_conv.
 #include "ggml-spec-block-conv.h"
 
-#include "ggml-spec-impl.h"
-
-#include <stddef.h>
-
-static bool is_f32_matrix(const struct ggml_tensor * t) {
-    return t->type == GGML_TYPE_F32 && t->nb[0] == sizeof(float) && t->ne[2] == 1 && t->ne[3] == 1;
-}
+#include "constructor.h"
 
 const char * ggml_spec_check_block_conv(
         const struct ggml_tensor * x,
@@ -35,16 +29,11 @@ struct ggml_tensor * ggml_spec_block_conv(
         struct ggml_tensor  * dynamic,
         struct ggml_tensor  * base,
         int                   side) {
-    const char * fault = ggml_spec_check_block_conv(x, dynamic, base, side);
-    if (fault != NULL) {
-        GGML_ABORT("%s", fault);
-    }
+    assert_fits(ggml_spec_check_block_conv(x, dynamic, base, side));
     struct ggml_tensor * result = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, x->ne[0], x->ne[1]);
 
+    set_mode(result, GGML_OP_SSM_CONV, GGML_SPEC_MODE_BLOCK_CONV, 0);
     result->op_params[0] = side;
-    result->op_params[GGML_SPEC_PARAM_MAGIC] = GGML_SPEC_MAGIC;
-    result->op_params[GGML_SPEC_PARAM_MODE]  = GGML_SPEC_MODE_BLOCK_CONV;
-    result->op     = GGML_OP_SSM_CONV;
     result->src[0] = x;
     result->src[1] = dynamic;
     result->src[2] = base;

@@ -1,13 +1,7 @@
 // Constructors and operand rules of ggml_spec_add_rms_norm and ggml_spec_gated_rms_norm.
 #include "ggml-spec-norms.h"
 
-#include "ggml-spec-impl.h"
-
-#include <stddef.h>
-
-static bool is_f32_matrix(const struct ggml_tensor * t) {
-    return t->type == GGML_TYPE_F32 && t->nb[0] == sizeof(float) && t->ne[2] == 1 && t->ne[3] == 1;
-}
+#include "constructor.h"
 
 static bool is_f32_vector(const struct ggml_tensor * t) {
     return is_f32_matrix(t) && t->ne[1] == 1;
@@ -51,18 +45,10 @@ const char * ggml_spec_check_gated_rms_norm(
     return is_eps(eps) ? NULL : "gated_rms_norm: eps must be finite and not negative";
 }
 
-static void assert_fits(const char * broken_rule) {
-    if (broken_rule != NULL) {
-        GGML_ABORT("%s", broken_rule);
-    }
-}
-
 // NORM and not RMS_NORM: a fusion matcher that goes by the operation's number would take that one for the plain norm.
-static void set_mode(struct ggml_tensor * t, enum ggml_spec_mode mode, float eps) {
+static void set_norm(struct ggml_tensor * t, enum ggml_spec_mode mode, float eps) {
+    set_mode(t, GGML_OP_NORM, mode, 0);
     memcpy(&t->op_params[GGML_SPEC_PARAM_EPS], &eps, sizeof(eps));
-    t->op_params[GGML_SPEC_PARAM_MAGIC] = GGML_SPEC_MAGIC;
-    t->op_params[GGML_SPEC_PARAM_MODE]  = mode;
-    t->op = GGML_OP_NORM;
 }
 
 struct ggml_tensor * ggml_spec_add_rms_norm(
@@ -74,7 +60,7 @@ struct ggml_tensor * ggml_spec_add_rms_norm(
     assert_fits(ggml_spec_check_add_rms_norm(a, b, weight, eps));
     struct ggml_tensor * result = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, a->ne[0], a->ne[1], 2);
 
-    set_mode(result, GGML_SPEC_MODE_ADD_RMS_NORM, eps);
+    set_norm(result, GGML_SPEC_MODE_ADD_RMS_NORM, eps);
     result->src[0] = a;
     result->src[1] = b;
     result->src[2] = weight;
@@ -90,7 +76,7 @@ struct ggml_tensor * ggml_spec_gated_rms_norm(
     assert_fits(ggml_spec_check_gated_rms_norm(x, weight, gate, eps));
     struct ggml_tensor * result = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, x->ne[0], x->ne[1]);
 
-    set_mode(result, GGML_SPEC_MODE_GATED_RMS_NORM, eps);
+    set_norm(result, GGML_SPEC_MODE_GATED_RMS_NORM, eps);
     result->src[0] = x;
     result->src[1] = weight;
     result->src[2] = gate;

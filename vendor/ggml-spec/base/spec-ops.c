@@ -1,17 +1,4 @@
-#include "ggml-spec-impl.h"
-
-static void assert_fits(const char * broken_rule) {
-    if (broken_rule != NULL) {
-        GGML_ABORT("%s", broken_rule);
-    }
-}
-
-static void set_mode(struct ggml_tensor * t, enum ggml_op op, enum ggml_spec_mode mode, int flags) {
-    t->op = op;
-    t->op_params[GGML_SPEC_PARAM_FLAGS] = flags;
-    t->op_params[GGML_SPEC_PARAM_MAGIC] = GGML_SPEC_MAGIC;
-    t->op_params[GGML_SPEC_PARAM_MODE]  = mode;
-}
+#include "constructor.h"
 
 struct ggml_tensor * ggml_spec_conv_tree(
         struct ggml_context * ctx,

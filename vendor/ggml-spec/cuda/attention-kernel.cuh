@@ -1,4 +1,4 @@
-// The two kernels of attention, for any way (Math) to multiply queries, keys and values of a tile:
+// The kernel of attention, for any way (Math) to multiply queries, keys and values of a tile:
 //   Math::n_threads, Math::n_rows, Math::head_dim, Math::memory
 //   start_queries, start_keys, wait_keys, make_scores, keep_weights, start_values, wait_values, add_values, each_result
 #pragma once
@@ -163,7 +163,7 @@ struct attention_block {
             for (int i = 0; i < 8; i++) {
                 score[i] = power_of_2(plus(score[i], -base));
             }
-            warp_sync();  // all lanes of a row have read what the weights take the place of
+            __syncwarp();  // all lanes of a row have read what the weights take the place of
             Math::keep_weights(m.scores[row], lane * 4, score);
             const float sum = lanes_sum<soften_lanes>(plus(plus(plus(score[0], score[1]), plus(score[2], score[3])),
                                                            plus(plus(score[4], score[5]), plus(score[6], score[7]))));

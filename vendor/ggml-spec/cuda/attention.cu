@@ -52,24 +52,10 @@ struct row_sums {
     }
 };
 
-template <int D>
-__device__ __forceinline__ float largest_of_block(float x) {
-    __shared__ float of_warp[D / warp_lanes];
-    x = warp_max(x);
-    if (threadIdx.x % warp_lanes == 0) {
-        of_warp[threadIdx.x / warp_lanes] = x;
-    }
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < D / warp_lanes; i++) {
-        x = fmaxf(x, of_warp[i]);
-    }
-    return x;
-}
-
 // A row's splits and tail tiles in list order; a thread a value. Columns beyond the nodes are zero.
 template <int D>
 __global__ void __launch_bounds__(D) attention_join_kernel(const attention_operands o) {
+    __shared__ float of_warp[D / warp_lanes];
     const int node = blockIdx.y, head = blockIdx.x, at = threadIdx.x;
     float *   out  = o.out + ((int64_t) node * o.n_heads + head) * D + at;
     if (node >= o.n_nodes()) {
@@ -91,7 +77,7 @@ __global__ void __launch_bounds__(D) attention_join_kernel(const attention_opera
     for (int i = at; i < shared - first + n_tails; i += D) {
         largest = fmaxf(largest, parts.weights[i < shared - first ? first + i : o.n_splits + i - (shared - first)].largest);
     }
-    row_sums all = { largest_of_block<D>(largest), 0.0f, 0.0f };
+    row_sums all = { block_max(largest, of_warp), 0.0f, 0.0f };
     all.add_run(parts, first, whole);
     // A split with tail tiles is put together first, as its block would have done.
     for (int split = max(first, whole); split <= split_of_entry(range.total - 1); split++) {

@@ -62,17 +62,6 @@ __device__ __forceinline__ float plus(float a, float b) {
 }
 #endif
 
-// What lanes of a warp did to memory before is seen by all of them after.
-__device__ __forceinline__ void warp_sync() {
-#if defined(__HIPCC__)
-    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
-    __builtin_amdgcn_wave_barrier();
-    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
-#else
-    __syncwarp();
-#endif
-}
-
 // 2 to the power of x, by the card's own unit: the same bits wherever it is used, within 2 roundings of f32.
 __device__ __forceinline__ float power_of_2(float x) {
 #if defined(__HIPCC__)
@@ -98,6 +87,22 @@ __device__ __forceinline__ float warp_max(float x) {
 #pragma unroll
     for (int step = warp_lanes / 2; step > 0; step /= 2) {
         x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, step));
+    }
+    return x;
+}
+
+// Largest of all threads of a block of `n_warps` warps; `shared` is not used for anything else in the kernel.
+template <int n_warps>
+__device__ __forceinline__ float block_max(float x, float (&shared)[n_warps]) {
+    x = warp_max(x);
+    if (threadIdx.x % warp_lanes == 0) {
+        shared[threadIdx.x / warp_lanes] = x;
+    }
+    __syncthreads();
+    x = shared[0];
+#pragma unroll
+    for (int i = 1; i < n_warps; i++) {
+        x = fmaxf(x, shared[i]);
     }
     return x;
 }

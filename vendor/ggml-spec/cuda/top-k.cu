@@ -59,20 +59,6 @@ struct block_shared {
     float floats[2][block_warps];
 };
 
-__device__ __forceinline__ float block_max(float x, float * shared) {
-    x = warp_max(x);
-    if (threadIdx.x % warp_lanes == 0) {
-        shared[threadIdx.x / warp_lanes] = x;
-    }
-    __syncthreads();
-    x = shared[0];
-#pragma unroll
-    for (int i = 1; i < block_warps; i++) {
-        x = fmaxf(x, shared[i]);
-    }
-    return x;
-}
-
 __device__ __forceinline__ float block_sum(float x, float * shared) {
     x = lanes_sum<warp_lanes>(x);
     if (threadIdx.x % warp_lanes == 0) {

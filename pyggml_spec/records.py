@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Literal
 
 DrafterKind = Literal["dflash", "dspark", "dflash2"]
+KV_TYPES = ("f32", "f16", "q8_0", "q4_0")  # of cached keys and values
 FinishReason = Literal["stop", "length", "cancelled"]
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,12 +21,12 @@ from typing import Any
 
 import click
 import numpy as np
+from bench_cpu import choose_prompts, commit
 
 from pyggml_spec import Engine, assets
 from pyggml_spec.decode.session import Session
 from pyggml_spec.tree.draft_tree import DraftTree
 
-ROOT = Path(__file__).parents[1]
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 22, 24, 32)
 LONG_WIDTHS = (1, 8, 16, 22)  # that are timed behind the long context too
 N_WARM = 4  # calls: run, record, replay, and one more
@@ -135,7 +134,7 @@ def prefill_rate(engine: Engine, n_tokens: int, n_repeats: int = 6) -> float:
 
 def generation(engine: Engine, spec: str, n_tokens: int, n_repeats: int = 3) -> dict[str, Any]:
     """Decode rate over some of the tests' prompts, the median of the repeats after one that does not count."""
-    prompts = (ROOT / "tests/e2e/prompts.txt").read_text().split("\n---\n")[::8]
+    prompts = choose_prompts(5)
     rates, stats = [], {}
     for _ in range(n_repeats + 1):
         n_done, ms = 0, 0.0
@@ -146,12 +145,6 @@ def generation(engine: Engine, spec: str, n_tokens: int, n_repeats: int = 3) -> 
         rates.append(n_done / ms * 1e3)
     per_round = {name: stats[name] / stats["rounds"] for name in ("draft_ms", "verify_ms", "host_ms")}
     return {"tok_s": statistics.median(rates[1:]), "acceptance_length": stats["acceptance_length"], **per_round}
-
-
-def commit() -> str:
-    """What was measured."""
-    done = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
-    return done.stdout.strip() or "unknown"
 
 
 def print_report(report: dict[str, Any]) -> None:

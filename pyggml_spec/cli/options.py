@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 
 import click
 
+from ..records import KV_TYPES
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 MAX_TREE = 127  # drafted nodes that a verify can take besides the anchor
-KV_TYPES = ("f32", "f16", "q8_0", "q4_0")
 
 
 class Number(click.FloatRange):

@@ -90,8 +90,10 @@ def tree(**given: Any) -> None:
 
 def _refuse_pictures(given: dict[str, Any]) -> None:
     """Raise unless both pictures may be written, before anything is computed for them."""
+    from ..convert.output_file import is_one_of
+
     svg, html = given["svg"], given["html"]
-    if svg and html and (svg.resolve() == html.resolve() or (svg.exists() and html.exists() and svg.samefile(html))):
+    if svg and html and (svg.resolve() == html.resolve() or is_one_of(svg, [html])):
         raise click.UsageError(f"--svg and --html both name {str(svg)!r}: give two names.")
     for path in filter(None, (svg, html)):
         refuse_to_replace(path, _inputs(given), force=given["force"])

@@ -42,14 +42,13 @@ from pyggml_spec.errors import ContextLimitError, OptionError
 from pyggml_spec.ggml import Backend, type_by_name
 from pyggml_spec.ggml.backend import choose_device, default_threads
 from pyggml_spec.policy import PolicyName, PolicyShelf
-from pyggml_spec.records import SamplingParams
+from pyggml_spec.records import KV_TYPES, SamplingParams
 from pyggml_spec.state.kv_cells import KvTypes
 from pyggml_spec.tokenizer.chat import encode_chat
 from pyggml_spec.tree.build import TreeOptions
 
 ModelPath = str | PathLike[str]
 DEFAULT_PREFIX_CACHE_MIB = 1024  # hundreds of snapshots of a small model, half a dozen of one with 27 B parameters
-KV_TYPE_NAMES = ("f32", "f16", "q8_0", "q4_0")
 MAX_PREFIX_CACHE_MIB = 1 << 24
 _CPUS = ", the CPUs of this process, as threads beyond that only wait for each other"
 _CLOSED = "the engine was closed before this stream ended: what was read is valid, load an engine again for the rest"
@@ -391,6 +390,6 @@ def _model_paths(target: ModelPath | None, drafter: ModelPath | None) -> tuple[P
 def _kv_types(**names: str) -> KvTypes:
     """The types of keys and values, in this order."""
     for argument, name in names.items():
-        if not isinstance(name, str) or name not in KV_TYPE_NAMES:
-            raise refusal(argument, name, f"one of {', '.join(KV_TYPE_NAMES)}")
+        if not isinstance(name, str) or name not in KV_TYPES:
+            raise refusal(argument, name, f"one of {', '.join(KV_TYPES)}")
     return KvTypes(*map(type_by_name, names.values()))

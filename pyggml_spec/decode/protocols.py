@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from pyggml_spec.tree.draft_tree import DraftTree
 
+CLOSED = "this session was closed: open another one"
+
 
 @dataclass(frozen=True, eq=False)
 class Posterior:

@@ -16,7 +16,7 @@ import numpy as np
 
 from pyggml_spec.decode.arguments import as_int, check_kind, is_int, refusal
 from pyggml_spec.decode.prefix_cache import PrefixCache, Snapshot
-from pyggml_spec.decode.protocols import DrafterSequence, TargetSequence
+from pyggml_spec.decode.protocols import CLOSED, DrafterSequence, TargetSequence
 from pyggml_spec.decode.round import RoundResult, RoundRunner, SpecOptions
 from pyggml_spec.decode.sampling import Sampler
 from pyggml_spec.decode.session_caches import CancelledError, OnChunk, SessionCaches
@@ -226,7 +226,6 @@ class Session:
                 return
 
     def _run_round(self, runner: RoundRunner, tracker: StopTracker, n_left: int | None) -> RoundResult:
-        self._refuse_closed()
         try:
             return runner.run(self.tokens, n_left, tracker.feed)
         except FatalDeviceError:
@@ -256,14 +255,11 @@ class Session:
     def _refuse_running(self, n_allowed: int = 0) -> None:
         """Raise when more generations than `n_allowed` have begun and not ended: their frames tell, as no flag can that
         an interrupt may keep from being cleared. Raise as well when the session was closed."""
-        self._refuse_closed()
+        if self._is_closed:
+            raise OptionError(CLOSED)
         states = [getgeneratorstate(generation) for generation in self._generations]
         if states.count(GEN_RUNNING) + states.count(GEN_SUSPENDED) > n_allowed:
             raise OptionError("a generation is still running in this session: exhaust or close its iterator first")
-
-    def _refuse_closed(self) -> None:
-        if self._is_closed:
-            raise OptionError("this session was closed: open another one")
 
     def _watched(self, on_prefill: OnChunk | None) -> OnChunk:
         """Report progress, and leave the prefill when the generation was cancelled."""

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyggml_spec.decode.alone import alone
-from pyggml_spec.decode.protocols import Posterior
+from pyggml_spec.decode.protocols import CLOSED, Posterior
 from pyggml_spec.errors import ContextLimitError, DeviceError, ModelFileError, OptionError, ShapeError
 from pyggml_spec.ggml import spec_ops
 from pyggml_spec.models import qwen35
@@ -335,7 +335,7 @@ class NativeTargetSequence:
     def refuse_closed(self) -> None:
         """Raise OptionError when the sequence was closed."""
         if self.is_closed:
-            raise OptionError("this session was closed: open another one")
+            raise OptionError(CLOSED)
 
     def refuse_void(self) -> None:
         """Raise unless the caches hold what `length` says."""

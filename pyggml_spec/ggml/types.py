@@ -7,6 +7,7 @@ from functools import cache
 
 from pyggml_spec._native import ffi, lib
 from pyggml_spec.errors import OptionError
+from pyggml_spec.records import KV_TYPES
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ def type_by_number(number: int) -> TensorType:
     return TensorType(number, name, lib.ggml_blck_size(number), lib.ggml_type_size(number))
 
 
-def type_by_name(name: str, allowed: tuple[str, ...] = ("f32", "f16", "q8_0", "q4_0")) -> TensorType:
+def type_by_name(name: str, allowed: tuple[str, ...] = KV_TYPES) -> TensorType:
     """The type called `name`, which must be one of `allowed`."""
     if name not in allowed:
         raise OptionError(f"tensor type '{name}' is not supported here; choose one of {', '.join(allowed)}")

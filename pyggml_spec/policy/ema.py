@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
+from pyggml_spec.policy.fixed import FixedPolicy
 from pyggml_spec.policy.protocol import DraftLimits, DraftPlan, RoundObservation
 
 WHY_BURST = "too few drafted tokens were accepted lately"
@@ -15,7 +13,7 @@ _FIRST_ACCEPTED = 2.0
 _STEP, _PROBE_STEP, _TIME_STEP = 0.1, 0.5, 0.1
 
 
-class EmaPolicy:
+class EmaPolicy(FixedPolicy):
     """Draft everything, or nothing for `n_burst` rounds.
 
     A drafting round that accepts a tokens commits a + 1 in `ratio` times a plain round's time, so it breaks even at
@@ -39,13 +37,7 @@ class EmaPolicy:
         """The limits themselves, or a plain round during a burst."""
         if self._plain_left > 0:
             return DraftPlan(0, 0, WHY_BURST)
-        return DraftPlan(limits.n_draft, limits.budget)
-
-    def choose_width(
-        self, logprobs: NDArray[np.float32], parents: NDArray[np.int32], confidence: NDArray[np.float32] | None
-    ) -> int:
-        """Every node."""
-        return len(logprobs)
+        return super().plan(limits)
 
     def observe(self, observation: RoundObservation) -> None:
         """Follow times and accepted tokens; a round that a stop cut short says nothing of the latter unless good."""

@@ -43,19 +43,23 @@ struct fma_math {
     static constexpr int value_groups = D / 4;
     static constexpr int result_rows  = n_rows * value_groups / n_threads;
 
+    static constexpr int score_stride = tile_keys + 12;  // keeps rows apart in the banks of shared memory
+    static constexpr int soften_lanes = 8;               // threads a row of scores
+
     struct memory {
-        float tile[held_keys][D + 4];  // keys, then values
-        float q[n_rows][D + 4];
+        float        tile[held_keys][D + 4];  // keys, then values
+        float        q[n_rows][D + 4];
+        float        scores[n_rows][score_stride];  // then weights
+        join_factors factors[n_rows];               // of the newest tile
     };
 
     memory & m;
-    int      slot = 0, n_cells = 0;  // of the newest tile
     float4   result[result_rows] = {};
 
     __device__ explicit fma_math(memory & m) : m(m) {}
 
     template <typename Block>
-    __device__ void start_queries(const Block & b) {
+    __device__ void load_queries(const Block & b) {
         for (int i = threadIdx.x; i < n_rows * D; i += n_threads) {
             const int row = i / D, at = i % D;
             m.q[row][at] = b.m.query[row] ? b.m.query[row][at] : 0.0f;
@@ -84,37 +88,14 @@ struct fma_math {
         }
     }
 
-    template <typename Block> __device__ void start_keys(const Block &, int, int) {}
-    template <typename Block> __device__ void start_values(const Block &, int, int) {}
-
+    // A part of a tile in the place of the one before, when all threads have used that.
     template <typename Block>
-    __device__ void wait_keys(const Block & b, int tile_slot, int n) {
-        slot    = tile_slot;
-        n_cells = n;
-        load_tile(b.o.k, b.m.cell[slot], b.kv_head * D, n);
-    }
-
-    template <typename Block>
-    __device__ void wait_values(const Block & b, int tile_slot, int n) {
-        load_tile(b.o.v, b.m.cell[tile_slot], b.kv_head * D, n);
-    }
-
-    // A part of the newest tile in the place of the one before, when all threads have used that.
-    template <typename Block>
-    __device__ void load_part(const Block & b, const cells & table, int part) {
+    __device__ void load_part(const Block & b, const cells & table, int tile, int part) {
         if (part > 0) {
             __syncthreads();
-            load_tile(table, b.m.cell[slot] + part * held_keys, b.kv_head * D, n_cells - part * held_keys);
-            __syncthreads();
         }
-    }
-
-    template <typename Block>
-    __device__ void make_scores(const Block & b) {
-        for (int part = 0; part < n_held; part++) {
-            load_part(b, b.o.k, part);
-            make_part_scores(b, part);
-        }
+        load_tile(table, b.cells_of_tile(tile) + part * held_keys, b.kv_head * D, b.tile_size(tile) - part * held_keys);
+        __syncthreads();
     }
 
     template <typename Block>
@@ -151,38 +132,101 @@ struct fma_math {
         for (int i = 0; i < score_rows; i++) {
 #pragma unroll
             for (int j = 0; j < score_keys; j++) {
-                b.m.scores[row0 + i][part * held_keys + key0 + j * key_groups] = times(sum[i][j], b.o.scale);
+                m.scores[row0 + i][part * held_keys + key0 + j * key_groups] = times(sum[i][j], b.o.scale);
             }
         }
     }
 
-    __device__ static void keep_weights(float (&row)[score_stride], int at, const float (&w)[8]) {
-        keep_weights_f32(row, at, w);
-    }
-
+    // Scores become weights relative to the tile's largest, and the tile is joined to the rows' sums.
     template <typename Block>
-    __device__ void add_values(const Block & b) {
-        const int row0 = threadIdx.x / value_groups * result_rows;
-        float4    sum[result_rows] = {};
-        for (int part = 0; part < n_held; part++) {
-            load_part(b, b.o.v, part);
-            if (row0 < b.n_rows) {
-                add_part_values(sum, b, row0, part);
-            }
+    __device__ void soften(const Block & b, int tile) {
+        const int lane = threadIdx.x % soften_lanes;
+        const int row  = threadIdx.x / soften_lanes;
+        float     score[8];
+        *(float4 *) &score[0] = *(const float4 *) &m.scores[row][lane * 4];
+        *(float4 *) &score[4] = *(const float4 *) &m.scores[row][32 + lane * 4];
+        mask(score, b.m.range[row], tile + lane * 4);
+        float largest = score[0];
+#pragma unroll
+        for (int i = 1; i < 8; i++) {
+            largest = fmaxf(largest, score[i]);
         }
-        if (row0 >= b.n_rows) {
+#pragma unroll
+        for (int step = soften_lanes / 2; step > 0; step /= 2) {
+            largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, step));
+        }
+        const float base = largest == -INFINITY ? 0.0f : largest;
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            score[i] = power_of_2(plus(score[i], -base));
+        }
+        *(float4 *) &m.scores[row][lane * 4]      = *(const float4 *) &score[0];
+        *(float4 *) &m.scores[row][32 + lane * 4] = *(const float4 *) &score[4];
+        const float sum = lanes_sum<soften_lanes>(plus(plus(plus(score[0], score[1]), plus(score[2], score[3])),
+                                                       plus(plus(score[4], score[5]), plus(score[6], score[7]))));
+        if (lane == 0) {
+            weighted & so_far = b.m.weight[row];
+            m.factors[row] = join(so_far.largest, so_far.sum, largest, sum);
+        }
+    }
+
+    // Entries that the row does not see weigh nothing; most tiles are seen whole.
+    __device__ void mask(float (&score)[8], row_range range, int entry) const {
+        if (entry >= range.first && entry + 32 + 4 <= range.total) {
             return;
         }
 #pragma unroll
-        for (int i = 0; i < result_rows; i++) {
-            const join_factors factors = b.m.factors[row0 + i];
-            result[i] = make_float4(joined(result[i].x, sum[i].x, factors), joined(result[i].y, sum[i].y, factors),
-                                    joined(result[i].z, sum[i].z, factors), joined(result[i].w, sum[i].w, factors));
+        for (int i = 0; i < 8; i++) {
+            const int at = entry + i / 4 * 32 + i % 4;
+            score[i] = at >= range.first && at < range.total ? score[i] : -INFINITY;
         }
     }
 
     template <typename Block>
-    __device__ __forceinline__ void add_part_values(float4 (&sum)[result_rows], const Block & b, int row0, int part) {
+    __device__ void fold_tiles(Block & b) {
+        b.find_rows();
+        __syncthreads();
+        load_queries(b);
+        if (threadIdx.x < n_rows) {
+            b.m.weight[threadIdx.x] = { -INFINITY, 0.0f };
+        }
+        for (int tile = b.begin; tile < b.end; tile += tile_keys) {
+            b.keep_cell(tile, b.fetch_cell(tile));
+            __syncthreads();
+            for (int part = 0; part < n_held; part++) {
+                load_part(b, b.o.k, tile, part);
+                make_part_scores(b, part);
+            }
+            __syncthreads();
+            soften(b, tile);
+            add_values(b, tile);
+            __syncthreads();
+        }
+        const int row0 = threadIdx.x / value_groups * result_rows, at = threadIdx.x % value_groups * 4;
+#pragma unroll
+        for (int i = 0; i < result_rows; i++) {
+            *(float4 *) &m.tile[row0 + i][at] = result[i];
+        }
+        __syncthreads();
+    }
+
+    template <typename Block>
+    __device__ __forceinline__ void add_values(const Block & b, int tile) {
+        const int row0 = threadIdx.x / value_groups * result_rows;
+        float4    sum[result_rows] = {};
+        for (int part = 0; part < n_held; part++) {
+            load_part(b, b.o.v, tile, part);
+            if (row0 < b.n_rows) {
+                add_part_values(sum, row0, part);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < result_rows; i++) {
+            result[i] = joined(result[i], sum[i], m.factors[row0 + i]);
+        }
+    }
+
+    __device__ __forceinline__ void add_part_values(float4 (&sum)[result_rows], int row0, int part) const {
         const int at = threadIdx.x % value_groups * 4;
         for (int key = 0; key < held_keys; key += 4) {
             float4 v[4];
@@ -192,7 +236,7 @@ struct fma_math {
             }
 #pragma unroll
             for (int i = 0; i < result_rows; i++) {
-                const float4 weights = *(const float4 *) &b.m.scores[row0 + i][part * held_keys + key];
+                const float4 weights = *(const float4 *) &m.scores[row0 + i][part * held_keys + key];
                 const float  w[4]    = { weights.x, weights.y, weights.z, weights.w };
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
@@ -205,16 +249,7 @@ struct fma_math {
         }
     }
 
-    template <typename Write>
-    __device__ void each_result(Write write) const {
-        const int row0 = threadIdx.x / value_groups * result_rows;
-        const int at   = threadIdx.x % value_groups * 4;
-#pragma unroll
-        for (int i = 0; i < result_rows; i++) {
-            write(row0 + i, at, make_float2(result[i].x, result[i].y));
-            write(row0 + i, at + 2, make_float2(result[i].z, result[i].w));
-        }
-    }
+    __device__ __forceinline__ float4 result_of(int row, int at) const { return *(const float4 *) &m.tile[row][at]; }
 };
 
 // Heads of 256 values want more than a card without matrix units has; what one has fits half a tile of them.

@@ -1,6 +1,7 @@
 // The kernel of attention, for any way (Math) to multiply queries, keys and values of a tile:
 //   Math::n_threads, Math::n_rows, Math::head_dim, Math::memory
-//   start_queries, start_keys, wait_keys, make_scores, keep_weights, start_values, wait_values, add_values, each_result
+//   fold_tiles: all tiles of the block; leaves the rows' weights in block_memory
+//   result_of: four values of a row after that
 #pragma once
 
 #include "attention-lists.cuh"
@@ -8,17 +9,24 @@
 namespace ggml_spec_cuda {
 namespace {
 
-constexpr int score_stride = tile_keys + 12;  // keeps rows apart in the banks of shared memory
-constexpr int soften_lanes = 8;               // threads a row of scores
+constexpr int cell_tiles = 4;  // whose cells are held: loads run ahead of sums
 
 template <int n_rows>
 struct block_memory {
-    float     scores[n_rows][score_stride];  // then weights, as Math keeps them
-    weighted  weight[n_rows];      // so far
-    join_factors factors[n_rows];  // of the newest tile
-    row_range range[n_rows];
-    int       cell[2][tile_keys];  // of a tile and the next
-    const float * query[n_rows];   // null: no such row
+    weighted      weight[n_rows];               // at the end
+    row_range     range[n_rows];                // of this block's entries that a row sees
+    int           split_length[n_rows];         // where rows differ in it
+    alignas(16) int cell[cell_tiles][tile_keys];  // of the newest tiles
+    const float * query[n_rows];                // null: no such row
+};
+
+// Splits of one call may have two lengths, where some of its rows are longer than others: first and last of them.
+struct split_lengths {
+    int first, last;
+
+    __device__ explicit split_lengths(const attention_operands & o)
+        : first(o.split_length(o.n_committed() + (o.is_tree() ? 1 : o.n_nodes()))),
+          last(o.split_length(o.n_committed() + o.n_nodes())) {}
 };
 
 // One block's work: rows [first_row, first_row + n_rows) of one KV head, counted node by node and head by head, over
@@ -30,18 +38,22 @@ struct attention_block {
     Math                         math;
     int *                        branch;  // in a tail: the node's cells from itself up to the root
     const int32_t *              list;
+    int  split_length;  // for rows that have this one
     int  n_committed;
     int  kv_head, heads, first_row, n_rows, part, begin, end;
-    bool is_tail;
+    bool is_tail, is_mixed;
+    row_range tail_range;
 
-    __device__ attention_block(const attention_operands & o, float4 * shared)
-        : o(o), m(*(block_memory<Math::n_rows> *) shared), math(*(typename Math::memory *) (&m + 1)) {
-        branch      = (int *) ((typename Math::memory *) (&m + 1) + 1);
+    __device__ attention_block(const attention_operands & o, void * shared, split_lengths lengths, int split_length)
+        : o(o), m(*(block_memory<Math::n_rows> *) ((typename Math::memory *) shared + 1)),
+          math(*(typename Math::memory *) shared), split_length(split_length) {
+        branch      = (int *) (&m + 1);
         list        = o.list();
         n_committed = o.n_committed();
         kv_head     = blockIdx.y;
         heads       = o.n_heads / o.n_heads_kv;
         is_tail     = (int) blockIdx.x >= o.n_splits * o.n_groups;
+        is_mixed    = lengths.first != lengths.last;
     }
 
     __device__ int node_of(int row) const { return (first_row + row) / heads; }
@@ -50,12 +62,11 @@ struct attention_block {
     // Rows that the matrix units look at, in steps of 16.
     __device__ int n_used() const { return (n_rows + 15) / 16 * 16; }
 
-    // Takes this block's share, late splits first because they are long; false: there is nothing to do.
+    // Takes this block's share; false: there is nothing to do.
     __device__ bool find_work() {
         if (is_tail) {
             return find_tail((int) blockIdx.x - o.n_splits * o.n_groups);
         }
-        part      = o.n_splits - 1 - (int) blockIdx.x / o.n_groups;
         first_row = blockIdx.x % o.n_groups * o.group_rows;
         n_rows    = min(o.group_rows, o.n_nodes() * heads - first_row);
         if (n_rows <= 0) {
@@ -65,8 +76,10 @@ struct attention_block {
         end   = o.shared_end(o.is_tree() ? 0 : plain_range(o, last).total);
         begin = o.is_tree() ? 0 : round_down(plain_range(o, node_of(0)).first, tile_keys);
         if (o.partial) {
-            begin = max(begin, split_begin(part));
-            end   = min(end, split_begin(part + 1));
+            const int split = begin / split_length + (int) blockIdx.x / o.n_groups;
+            part  = o.split_place(split);
+            begin = max(begin, split * split_length);
+            end   = min(end, (split + 1) * split_length);
         }
         return begin < end;
     }
@@ -83,12 +96,8 @@ struct attention_block {
         return node < o.n_nodes();
     }
 
-    // Where the rows' queries lie and what they see; false: a tail that this node's list does not reach.
-    __device__ bool find_rows() {
-        for (int row = threadIdx.x; row < Math::n_rows; row += Math::n_threads) {
-            m.query[row]  = row < n_rows ? o.q.row(head_of(row), node_of(row)) : nullptr;
-            m.weight[row] = { -INFINITY, 0.0f };
-        }
+    // A tail ends where its node's list does; false: it does not reach this tile.
+    __device__ bool find_end() {
         if (is_tail) {
             __shared__ row_range range;
             if (threadIdx.x == 0) {
@@ -96,17 +105,28 @@ struct attention_block {
                 o.range[node_of(0)] = make_int2(range.first, range.total);
             }
             __syncthreads();
-            end = min(end, range.total);
-            for (int row = threadIdx.x; row < Math::n_rows; row += Math::n_threads) {
-                m.range[row] = range;
-            }
-            return begin < end;
+            tail_range = range;
+            end        = min(end, range.total);
         }
+        return begin < end;
+    }
+
+    // Where the rows' queries lie and what they see, for after the next barrier.
+    __device__ void find_rows() {
         for (int row = threadIdx.x; row < Math::n_rows; row += Math::n_threads) {
-            const int node = node_of(min(row, n_rows - 1));
-            m.range[row] = !o.is_tree() ? plain_range(o, node) : row_range { o.window > 0 ? walk(node).first : 0, end };
+            const int node  = node_of(min(row, n_rows - 1));
+            row_range range = { 0, n_committed + 1 };
+            if (is_tail) {
+                range = tail_range;
+            } else if (!o.is_tree()) {
+                range = plain_range(o, node);
+            } else if (o.window > 0 || is_mixed) {
+                range = walk(node);
+            }
+            m.query[row]        = row < n_rows ? o.q.row(head_of(row), node) : nullptr;
+            m.split_length[row] = is_mixed && !is_tail ? o.split_length(range.total) : split_length;
+            m.range[row]        = { range.first, o.is_tree() ? end : min(range.total, end) };
         }
-        return true;
     }
 
     // A node's range, and in a tail its branch.
@@ -125,7 +145,7 @@ struct attention_block {
         if (entry < n_committed || o.visibility == GGML_SPEC_VISIBLE_PREFIX) {
             return list[entry];
         }
-        return is_tail ? branch[m.range[0].total - 1 - entry] : o.node_cell(entry - n_committed);
+        return is_tail ? branch[tail_range.total - 1 - entry] : o.node_cell(entry - n_committed);
     }
 
     __device__ int tile_size(int tile) const { return min(tile_keys, end - tile); }
@@ -135,132 +155,53 @@ struct attention_block {
         return (int) threadIdx.x < tile_size(tile) ? cell_of(tile + threadIdx.x) : 0;
     }
 
-    __device__ void keep_cell(int slot, int cell) {
+    __device__ int * cells_of_tile(int tile) const { return m.cell[tile / tile_keys % cell_tiles]; }
+
+    __device__ void keep_cell(int tile, int cell) {
         if (threadIdx.x < tile_keys) {
-            m.cell[slot][threadIdx.x] = cell;
+            cells_of_tile(tile)[threadIdx.x] = cell;
         }
     }
 
-    // Scores become weights relative to the tile's largest, and the tile is joined to the row's sums.
-    __device__ void soften(int tile) {
-        const int lane = threadIdx.x % soften_lanes;
-        for (int row = threadIdx.x / soften_lanes; row < n_used(); row += Math::n_threads / soften_lanes) {
-            const float4 a = *(const float4 *) &m.scores[row][lane * 4];
-            const float4 b = *(const float4 *) &m.scores[row][32 + lane * 4];
-            float score[8] = { a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w };
-            mask(score, m.range[row], tile + lane * 4);
-            float largest = score[0];
-#pragma unroll
-            for (int i = 1; i < 8; i++) {
-                largest = fmaxf(largest, score[i]);
-            }
-#pragma unroll
-            for (int step = soften_lanes / 2; step > 0; step /= 2) {
-                largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, step));
-            }
-            const float base = largest == -INFINITY ? 0.0f : largest;
-#pragma unroll
-            for (int i = 0; i < 8; i++) {
-                score[i] = power_of_2(plus(score[i], -base));
-            }
-            __syncwarp();  // all lanes of a row have read what the weights take the place of
-            Math::keep_weights(m.scores[row], lane * 4, score);
-            const float sum = lanes_sum<soften_lanes>(plus(plus(plus(score[0], score[1]), plus(score[2], score[3])),
-                                                           plus(plus(score[4], score[5]), plus(score[6], score[7]))));
-            if (lane == 0) {
-                weighted so_far = m.weight[row];
-                m.factors[row] = join(so_far.largest, so_far.sum, largest, sum);
-                m.weight[row]  = so_far;
-            }
-        }
-    }
-
-    // Entries that the row does not see weigh nothing; most tiles are seen whole.
-    __device__ void mask(float (&score)[8], row_range range, int entry) const {
-        const int total = min(range.total, end);
-        if (entry >= range.first && entry + 32 + 4 <= total) {
-            return;
-        }
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            const int at = entry + i / 4 * 32 + i % 4;
-            score[i] = at >= range.first && at < total ? score[i] : -INFINITY;
-        }
-    }
-
-    __device__ void fold_tiles() {
-        keep_cell(0, fetch_cell(begin));
-        __syncthreads();
-        math.start_queries(*this);
-        math.start_keys(*this, 0, tile_size(begin));
-        math.start_values(*this, 0, tile_size(begin));
-        for (int tile = begin, slot = 0; tile < end; tile += tile_keys, slot ^= 1) {
-            const int next      = tile + tile_keys;
-            const int next_cell = next < end ? fetch_cell(next) : 0;
-            math.wait_keys(*this, slot, tile_size(tile));
-            __syncthreads();
-            math.make_scores(*this);
-            keep_cell(slot ^ 1, next_cell);
-            __syncthreads();
-            math.start_keys(*this, slot ^ 1, next < end ? tile_size(next) : 0);
-            math.wait_values(*this, slot, tile_size(tile));
-            soften(tile);
-            __syncthreads();
-            math.add_values(*this);
-            __syncthreads();
-            math.start_values(*this, slot ^ 1, next < end ? tile_size(next) : 0);
-        }
-    }
-
-    __device__ void write_part() {
-        math.each_result([&](int row, int at, float2 value) {
-            if (row < n_rows) {
-                const int64_t slot = o.parts(node_of(row), head_of(row)) + part;
-                *(float2 *) (o.partial + slot * Math::head_dim + at) = value;
+    __device__ void write_results() const {
+        constexpr int pieces = Math::head_dim / 4;
+        for (int i = threadIdx.x; i < n_rows * pieces; i += Math::n_threads) {
+            const int    row = i / pieces, at = i % pieces * 4, node = node_of(row), head = head_of(row);
+            const float4 x   = math.result_of(row, at);
+            if (!o.partial) {
+                const float norm = 1.0f / m.weight[row].sum;
+                float *     out  = o.out + ((int64_t) node * o.n_heads + head) * Math::head_dim;
+                *(float4 *) (out + at) = gated(o, node, head, at, times(x, norm));
+            } else if (m.split_length[row] == split_length) {
+                const int64_t place = o.parts(node, head) + part;
+                *(float4 *) (o.partial + place * Math::head_dim + at) = x;
                 if (at == 0) {
-                    o.weight[slot] = m.weight[row];
+                    o.weight[place] = m.weight[row];
                 }
             }
-        });
-    }
-
-    __device__ void write_result() {
-        math.each_result([&](int row, int at, float2 value) {
-            if (row < n_rows) {
-                const int   node = node_of(row), head = head_of(row);
-                const float norm = 1.0f / m.weight[row].sum;
-                float2 *    out  = (float2 *) (o.out + ((int64_t) node * o.n_heads + head) * Math::head_dim + at);
-                *out = make_float2(gated(o, node, head, at, times(value.x, norm)),
-                                   gated(o, node, head, at + 1, times(value.y, norm)));
-            }
-        });
+        }
     }
 };
 
-// Weights of keys at .. at + 3 and 32 further on, in place of the scores.
-__device__ __forceinline__ void keep_weights_f32(float (&row)[score_stride], int at, const float (&w)[8]) {
-    *(float4 *) &row[at]      = make_float4(w[0], w[1], w[2], w[3]);
-    *(float4 *) &row[32 + at] = make_float4(w[4], w[5], w[6], w[7]);
-}
-
 template <typename Math>
 __global__ void __launch_bounds__(Math::n_threads) attention_kernel(const attention_operands o) {
-    extern __shared__ float4 shared[];
-    attention_block<Math> b(o, shared);
-    if (!b.find_work() || !b.find_rows()) {
-        return;
-    }
-    __syncthreads();
-    b.fold_tiles();
-    if (o.partial) {
-        b.write_part();
-    } else {
-        b.write_result();
+    extern __shared__ __align__(128) unsigned char shared[];
+    const split_lengths lengths(o);
+    for (int length = lengths.first; length <= lengths.last; length += tile_keys) {
+        attention_block<Math> b(o, shared, lengths, length);
+        if (b.find_work() && b.find_end()) {
+            b.math.fold_tiles(b);
+            b.write_results();
+        }
+        if (b.is_tail) {
+            return;
+        }
+        __syncthreads();
     }
 }
 
 // At most what a block has besides.
-constexpr size_t attention_static_bytes = 64;
+constexpr size_t attention_static_bytes = 128;
 
 template <typename Math>
 size_t attention_block_bytes(int n_columns) {

@@ -2,8 +2,9 @@
 //
 // A list is cut into tiles of 64 entries by position alone. Tiles of the committed list serve all nodes of a call
 // ("shared"); from the tile on in which branches begin, a node's tiles are its own ("tail"). A run of shared tiles, a
-// "split", is folded by one block; splits, too, are cut by position. A second kernel joins splits and tail tiles of a
-// row in list order with the same arithmetic, so that a row's bits do not depend on where its branch began.
+// "split", is folded by one block; splits are cut by position and by the length of the row's own list. A second kernel
+// joins splits and tail tiles of a row in list order with the same arithmetic, so that a row's bits depend neither on
+// where its branch began nor on the rows beside it.
 #pragma once
 
 #include "ggml-spec-attention.h"
@@ -15,29 +16,7 @@ constexpr int tile_keys = GGML_SPEC_ATTENTION_TILE;
 
 // --- splits --------------------------------------------------------------------------------------------------------------
 
-// Short lists need many splits to fill the chip, long ones few to keep their number bounded.
-struct split_zone {
-    int begin;   // first list entry of the zone
-    int first;   // number of its first split
-    int length;  // entries a split
-};
-
-__host__ __device__ __forceinline__ split_zone split_zone_of_entry(int entry) {
-    return entry < 2048 ? split_zone { 0, 0, 128 } : entry < 8192 ? split_zone { 2048, 16, 256 } :
-           entry < 32768 ? split_zone { 8192, 40, 512 } : entry < 131072 ? split_zone { 32768, 88, 1024 } :
-                                                          split_zone { 131072, 184, 4096 };
-}
-
-__host__ __device__ __forceinline__ int split_of_entry(int entry) {
-    const split_zone zone = split_zone_of_entry(entry);
-    return zone.first + (entry - zone.begin) / zone.length;
-}
-
-__device__ __forceinline__ int split_begin(int split) {
-    const split_zone zone =
-        split_zone_of_entry(split < 16 ? 0 : split < 40 ? 2048 : split < 88 ? 8192 : split < 184 ? 32768 : 131072);
-    return zone.begin + (split - zone.first) * zone.length;
-}
+constexpr int shortest_split = 2 * tile_keys;
 
 __host__ __device__ __forceinline__ int round_down(int n, int step) {
     return n / step * step;
@@ -91,7 +70,8 @@ struct attention_operands {
     int             n_heads, n_heads_kv, n_columns, n_list, window, visibility;
     int             n_groups;      // of rows that share their tiles
     int             group_rows;    // rows of a group
-    int             n_splits, n_tails;  // parts of a row: splits, then tail tiles
+    int             most_splits;   // that a list may be cut into
+    int             n_splits, n_tails;  // parts of a row that there is room for: splits, then tail tiles
     float           scale;         // of scores that are exponents of 2
 
     __device__ __forceinline__ int n_nodes()     const { return nodes[1]; }
@@ -105,6 +85,15 @@ struct attention_operands {
     __device__ __forceinline__ int shared_end(int longest) const {
         return is_tree() ? round_down(n_committed(), tile_keys) : longest;
     }
+
+    // Entries a split of a row whose list has `total` entries: so many that about all of the chip has one split.
+    __device__ __forceinline__ int split_length(int total) const {
+        const int n_read = is_tree() || window == 0 ? total : min(total, window), step = most_splits * tile_keys;
+        return max(shortest_split, (n_read + step - 1) / step * tile_keys);
+    }
+
+    // Where a part lies: splits that one row has follow each other, so their places differ.
+    __device__ __forceinline__ int split_place(int split) const { return split % n_splits; }
 
     // First part of a row.
     __device__ __forceinline__ int64_t parts(int node, int head) const {
@@ -152,8 +141,23 @@ __device__ __forceinline__ float joined(float before, float part, join_factors f
     return madd(before, factors.before, times(part, factors.part));
 }
 
-__device__ __forceinline__ float gated(const attention_operands & o, int node, int head, int at, float value) {
-    return o.gate.data == nullptr ? value : value / plus(1.0f, expf(-o.gate.row(head, node)[at]));
+__device__ __forceinline__ float4 times(float4 x, float factor) {
+    return make_float4(times(x.x, factor), times(x.y, factor), times(x.z, factor), times(x.w, factor));
+}
+
+__device__ __forceinline__ float4 joined(float4 before, float4 part, join_factors factors) {
+    return make_float4(joined(before.x, part.x, factors), joined(before.y, part.y, factors),
+                       joined(before.z, part.z, factors), joined(before.w, part.w, factors));
+}
+
+// Results at .. at + 3, multiplied by the sigmoid of the gate where there is one.
+__device__ __forceinline__ float4 gated(const attention_operands & o, int node, int head, int at, float4 x) {
+    if (o.gate.data == nullptr) {
+        return x;
+    }
+    const float * gate = o.gate.row(head, node) + at;
+    const auto    one  = [&](float value, int i) { return value / plus(1.0f, expf(-gate[i])); };
+    return make_float4(one(x.x, 0), one(x.y, 1), one(x.z, 2), one(x.w, 3));
 }
 
 }  // namespace ggml_spec_cuda

@@ -1,317 +1,382 @@
 // Tiles multiplied by matrix units: f16 cells, and cells quantised in blocks.
 //
-// Queries and weights are split into two halves each, so that a product is as exact as in f32; cells are exact as halves
-// (of blocks the integers; scales are applied to sums of one block of 32). Every element of a product is a sum in one
-// order, whatever the number of rows.
+// Queries, weights and dequantised cells are rounded to f16, sums are f32. Every element of a product is a sum in one
+// order, whatever the number of rows. Four warps share 16 or 32 rows: each makes scores of some rows and keys in its
+// registers, hands their weights on through shared memory, and makes results of all rows for a quarter of the values.
 #pragma once
 
-#include "attention-kernel.cuh"
-#include "spec-mma.cuh"
+#include "attention-tiles.cuh"
 
 namespace ggml_spec_cuda {
 namespace {
 
-template <int D, int rows, bool quantised>
-struct mma_math {
+constexpr int group_warps = 4;
+
+template <int rows, int rows_per_group>
+constexpr int mma_threads = rows / rows_per_group * group_warps * warp_lanes;
+
+template <int D, int rows, int rows_per_group, int held, bool quantised>
+struct mma_math : mma_tiles<D, rows, mma_threads<rows, rows_per_group>, held, quantised> {
+    using loads = mma_tiles<D, rows, mma_threads<rows, rows_per_group>, held, quantised>;
+    using loads::row_bytes, loads::tile_bytes, loads::tiles, loads::start_load, loads::load_queries;
+
     static constexpr int head_dim     = D;
     static constexpr int n_rows       = rows;
-    static constexpr int n_warps      = rows >= 64 ? rows / 8 : 4;
-    static constexpr int n_threads    = n_warps * warp_lanes;
-    static constexpr int column_warps = n_warps * 16 / rows;             // warps that share 16 rows
-    static constexpr int score_tiles  = tile_keys / 8 / column_warps;   // of 8 keys, of a warp
-    static constexpr int result_tiles = D / 8 / column_warps;           // of 8 values, of a warp
-    static constexpr int steps        = D / 16;
-    static constexpr int stride       = D + 8;                           // keeps rows apart in the banks
-    static constexpr int n_scales     = quantised ? D / 32 : 1;
+    static constexpr int n_threads    = mma_threads<rows, rows_per_group>;
+    static constexpr int row_tiles    = rows_per_group / 16;                // of a group
+    static constexpr int key_parts    = group_warps / row_tiles;            // warps that share a row tile's scores
+    static constexpr int score_tiles  = tile_keys / 8 / key_parts;          // of 8 keys, of a warp
+    static constexpr int result_tiles = D / 8 / group_warps;                // of 8 values, of a warp
+    static constexpr int key_steps    = tile_keys / 16;
+    static constexpr int n_together   = row_tiles == 1 && result_tiles >= 4 ? 4 : 2;  // tiles of results summed side by side
+    static constexpr int weight_bytes = tile_keys * sizeof(__half);         // of a row
 
-    struct memory {
-        __half q[2][rows][stride];  // values, and what the halves leave
-        __half k[tile_keys][stride];
-        __half v[tile_keys][stride];
-        float  k_scale[n_scales][tile_keys];
-        float  v_scale[n_scales][tile_keys];
+    struct memory : loads::tile_memory {
+        __half weight[rows][tile_keys];       // in pieces like those of a tile
+        float  sum[rows][key_steps];          // of weights of 16 keys
+        float  largest[2][rows][key_parts];   // score of a tile, and of the next
     };
 
     memory & m;
-    int      lane, row0, column_warp;  // first of this warp's 16 rows, its part of keys and values
-    float    result[result_tiles][4] = {};
+    int      lane, group, warp;       // of the group
+    unsigned q_at, k_at, w_at, v_at;  // addresses in shared memory, of keys and values from a tile's begin
+    weighted so_far[2 * row_tiles];    // of rows lane / 4, 8 below, ..
+    float    score[score_tiles][4];    // then weights; of the rows lane / 4 and 8 below
+    float    result[row_tiles][result_tiles][4] = {};
 
-    __device__ explicit mma_math(memory & m) : m(m) {
-        lane        = threadIdx.x % warp_lanes;
-        row0        = threadIdx.x / warp_lanes / column_warps * 16;
-        column_warp = threadIdx.x / warp_lanes % column_warps;
-    }
-
-    template <typename Block>
-    __device__ void start_queries(const Block & b) {
-        constexpr int pieces = D / 4, n_ahead = 8;
-        const bool    is_aligned = b.o.q.is_aligned();
-        const int     n_pieces   = b.n_used() * pieces;
-        for (int begin = threadIdx.x; begin < n_pieces; begin += n_ahead * n_threads) {
-            float4 x[n_ahead];
+    __device__ explicit mma_math(memory & m) : loads(m), m(m) {
+        lane  = threadIdx.x % warp_lanes;
+        warp  = threadIdx.x / warp_lanes % group_warps;
+        group = threadIdx.x / warp_lanes / group_warps;
+        q_at  = shared_address(m.q) + (score_row() + lane % 16) * row_bytes + piece_bytes(lane / 16);
+        k_at  = (score_key() + lane / 16 * 8 + lane % 8) * row_bytes + piece_bytes(lane / 8 % 2);
+        w_at  = shared_address(m.weight) + (group * rows_per_group + lane % 16) * weight_bytes + piece_bytes(lane / 16);
+        v_at  = lane % 16 * row_bytes + piece_bytes(warp * result_tiles + lane / 16);
 #pragma unroll
-            for (int j = 0; j < n_ahead; j++) {
-                const int     i = begin + j * n_threads, at = i % pieces * 4;
-                const float * q = i < n_pieces ? b.m.query[i / pieces] : nullptr;
-                x[j] = q == nullptr ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) :
-                       is_aligned   ? *(const float4 *) (q + at) : make_float4(q[at], q[at + 1], q[at + 2], q[at + 3]);
-            }
-#pragma unroll
-            for (int j = 0; j < n_ahead; j++) {
-                const int i = begin + j * n_threads, row = i / pieces, at = i % pieces * 4;
-                if (i < n_pieces) {
-                    split_four(&m.q[0][row][at], &m.q[1][row][at], x[j].x, x[j].y, x[j].z, x[j].w);
-                }
-            }
+        for (int i = 0; i < 2 * row_tiles; i++) {
+            so_far[i] = { -INFINITY, 0.0f };
         }
     }
 
-    // n cells of a table; entries beyond n are zero. A thread keeps to one piece of 16 bytes of a row.
-    __device__ void load_tile(__half (&tile)[tile_keys][stride], float (&scale)[n_scales][tile_keys], const cells & table,
-                              const int * cell, int first, int n) {
-        if (n > 0) {
-            if constexpr (quantised) {
-                load_blocks(tile, scale, table, cell, first, n);
-            } else {
-                constexpr int pieces = D / 8, keys_at_once = n_threads / pieces;
-                const int     at = threadIdx.x % pieces * 8, first_key = threadIdx.x / pieces;
-                constexpr int n_copies = (tile_keys + keys_at_once - 1) / keys_at_once;
-                const char *  values = table.data + (first + at) * sizeof(__half);
-                const int     row_bytes = (int) table.nb1;
-                const char *  from[n_copies];
-#pragma unroll
-                for (int i = 0; i < n_copies; i++) {
-                    from[i] = values + (int64_t) cell[min(first_key + i * keys_at_once, tile_keys - 1)] * row_bytes;
-                }
-#pragma unroll
-                for (int i = 0; i < n_copies; i++) {
-                    const int key = first_key + i * keys_at_once;
-                    if (tile_keys % keys_at_once == 0 || key < tile_keys) {
-                        copy_async(&tile[key][at], from[i], key >= n);
-                    }
-                }
-            }
-        }
-        commit_copies();
+    // First of the rows and keys whose scores this warp makes.
+    __device__ __forceinline__ int score_row() const { return group * rows_per_group + warp / key_parts * 16; }
+    __device__ __forceinline__ int score_key() const { return warp % key_parts * score_tiles * 8; }
+
+    // Where a piece lies in a row that this lane names to the matrix units: row lane % 8 of eight.
+    __device__ __forceinline__ int piece_bytes(int piece) const { return (piece ^ (lane % 8)) * 16; }
+
+    // The same address `pieces` further on, an even number below the power of two that the lane's piece is a multiple of.
+    __device__ __forceinline__ static unsigned further(unsigned address, int pieces) {
+        return (address ^ (pieces % 8 * 16)) + pieces / 8 * 128;
     }
 
-    // A thread takes half a block: 16 values of q8_0, or the low or the high nibbles of q4_0.
-    __device__ void load_blocks(__half (&tile)[tile_keys][stride], float (&scale)[n_scales][tile_keys], const cells & table,
-                                const int * cell, int first, int n) {
-        for (int i = threadIdx.x; i < tile_keys * (D / 16); i += n_threads) {
-            const int key = i / (D / 16), at = i % (D / 16);
-            uint32_t  out[8] = {};
-            float     block_scale = 0.0f;
-            if (key < n) {
-                const cell_block block(table, table.data + cell[key] * table.nb1, first / 32 + at / 2);
-                block_scale = block.scale();
-#pragma unroll
-                for (int j = 0; j < 8; j++) {
-                    const unsigned pair = block.pair(block.is_q8_0 ? at % 2 * 8 + j : j);
-                    const int      low  = block.is_q8_0 ? (int8_t) (pair & 0xff) : (int) (pair >> at % 2 * 4 & 15) - 8;
-                    const int      high = block.is_q8_0 ? (int8_t) (pair >> 8) : (int) (pair >> (8 + at % 2 * 4) & 15) - 8;
-                    out[j] = pack(__float2half_rn((float) low), __float2half_rn((float) high));
-                }
-            }
-            uint4 * to = (uint4 *) &tile[key][at * 16];
-            to[0] = { out[0], out[1], out[2], out[3] };
-            to[1] = { out[4], out[5], out[6], out[7] };
-            if (at % 2 == 0) {
-                scale[at / 2][key] = block_scale;
-            }
-        }
-    }
-
-    template <typename Block>
-    __device__ void start_keys(const Block & b, int slot, int n) {
-        load_tile(m.k, m.k_scale, b.o.k, b.m.cell[slot], b.kv_head * D, n);
-    }
-
-    template <typename Block>
-    __device__ void start_values(const Block & b, int slot, int n) {
-        load_tile(m.v, m.v_scale, b.o.v, b.m.cell[slot], b.kv_head * D, n);
-    }
-
-    template <typename Block> __device__ void wait_keys(const Block &, int, int)   { wait_copies_but_one(); }
-    template <typename Block> __device__ void wait_values(const Block &, int, int) { wait_copies_but_one(); }
-
-    // 16 values of queries (and what the halves leave of them) and of this warp's keys, as factors of a product.
+    // 16 values of queries and of this warp's keys, as factors of a product.
     struct score_factors {
-        uint32_t q[2][4];
+        uint32_t q[4];
         uint32_t k[score_tiles / 2][4];
     };
 
-    __device__ __forceinline__ void load_factors(score_factors & f, int key0, int step) const {
+    __device__ __forceinline__ void load_factors(score_factors & f, unsigned keys, int step) const {
+        load_matrices(f.q, further(q_at, step * 2));
 #pragma unroll
         for (int j = 0; j < score_tiles / 2; j++) {
-            load_matrices(f.k[j], &m.k[key0 + j * 16 + lane / 16 * 8 + lane % 8][step * 16 + lane / 8 % 2 * 8]);
-        }
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            load_matrices(f.q[i], &m.q[i][row0 + lane % 16][step * 16 + lane / 16 * 8]);
+            load_matrices(f.k[j], further(keys, step * 2) + j * 16 * row_bytes);
         }
     }
 
-    // The sums of both halves are kept apart until the end: more of them are on their way at once.
-    using score_sums = float[2][score_tiles][4];
-
-    __device__ __forceinline__ static void score_step(score_sums & sum, const score_factors & f) {
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-#pragma unroll
-            for (int j = 0; j < score_tiles; j++) {
-                multiply_add(sum[i][j], f.q[i], f.k[j / 2][j % 2 * 2], f.k[j / 2][j % 2 * 2 + 1]);
-            }
-        }
-    }
-
-    template <typename Block>
-    __device__ void make_scores(const Block & b) {
-        if (row0 >= b.n_rows) {
-            return;
-        }
-        const int     key0 = column_warp * score_tiles * 8;
-        float         score[score_tiles][4] = {};
-        score_sums    sum = {};
-        score_factors factors[2];
-        load_factors(factors[0], key0, 0);
-#pragma unroll
-        for (int step = 0; step < steps; step++) {
-            if (step + 1 < steps) {
-                load_factors(factors[(step + 1) % 2], key0, step + 1);
-            }
-            score_step(sum, factors[step % 2]);
-            if (quantised ? step % 2 == 1 : step == steps - 1) {
-#pragma unroll
-                for (int j = 0; j < score_tiles; j++) {
-                    float2 scale = make_float2(1.0f, 1.0f);
-                    if constexpr (quantised) {
-                        scale = *(const float2 *) &m.k_scale[step / 2][key0 + j * 8 + lane % 4 * 2];
-                    }
-#pragma unroll
-                    for (int i = 0; i < 4; i++) {
-                        score[j][i]  = madd(i % 2 ? scale.y : scale.x, plus(sum[0][j][i], sum[1][j][i]), score[j][i]);
-                        sum[0][j][i] = sum[1][j][i] = 0.0f;
-                    }
-                }
-            }
-        }
+    // This warp's scores of a tile, and the largest of them.
+    __device__ __forceinline__ void make_scores(int slot, int tile, const row_range (&range)[2]) {
+        const unsigned keys = tiles + slot * tile_bytes + k_at;
+        score_factors  f[2];
+        load_factors(f[0], keys, 0);
 #pragma unroll
         for (int j = 0; j < score_tiles; j++) {
-            const int key = key0 + j * 8 + lane % 4 * 2;
-            *(float2 *) &b.m.scores[row0 + lane / 4][key]     = make_float2(times(score[j][0], b.o.scale), times(score[j][1], b.o.scale));
-            *(float2 *) &b.m.scores[row0 + lane / 4 + 8][key] = make_float2(times(score[j][2], b.o.scale), times(score[j][3], b.o.scale));
+            score[j][0] = score[j][1] = score[j][2] = score[j][3] = 0.0f;
         }
-    }
-
-    // As halves and what they leave, where no scale of the values has to be applied first.
-    __device__ static void keep_weights(float (&row)[score_stride], int at, const float (&w)[8]) {
-        if constexpr (quantised) {
-            keep_weights_f32(row, at, w);
-        } else {
-            __half * high = (__half *) row, * low = high + tile_keys;
-            split_four(high + at, low + at, w[0], w[1], w[2], w[3]);
-            split_four(high + 32 + at, low + 32 + at, w[4], w[5], w[6], w[7]);
-        }
-    }
-
-    // Weights of this warp's rows for keys 16 step .., as the left factor of a product.
-    template <typename Block>
-    __device__ __forceinline__ void load_weights(uint32_t (&high)[4], uint32_t (&low)[4], const Block & b, int step, int scale_block) const {
-        if constexpr (quantised) {
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const int    key   = step * 16 + i / 2 * 8 + lane % 4 * 2;
-                const float2 w     = *(const float2 *) &b.m.scores[row0 + lane / 4 + i % 2 * 8][key];
-                const float2 scale = *(const float2 *) &m.v_scale[scale_block][key];
-                split_halves(high[i], low[i], times(w.x, scale.x), times(w.y, scale.y));
+        for (int step = 0; step < D / 16; step++) {
+            if (step + 1 < D / 16) {
+                load_factors(f[(step + 1) % 2], keys, step + 1);
             }
-        } else {
-            const __half * row = (const __half *) b.m.scores[row0 + lane % 16] + step * 16 + lane / 16 * 8;
-            load_matrices(high, row);
-            load_matrices(low, row + tile_keys);
-        }
-    }
-
-    static constexpr int key_steps   = tile_keys / 16;
-    static constexpr int scale_tiles = quantised && result_tiles > 4 ? 4 : result_tiles;  // that share their values' scale
-    static constexpr int n_together  = scale_tiles >= 4 ? 4 : 2;                          // sums that do not wait for each other
-
-    // Values of 16 keys for `n_together` tiles.
-    __device__ __forceinline__ void load_values(uint32_t (&v)[n_together / 2][4], int step, int at) const {
 #pragma unroll
-        for (int i = 0; i < n_together / 2; i++) {
-            load_matrices_transposed(v[i], &m.v[step * 16 + lane % 16][at + i * 16 + lane / 16 * 8]);
+            for (int j = 0; j < score_tiles; j++) {
+                const uint32_t * k = &f[step % 2].k[j / 2][j % 2 * 2];
+                multiply_add(score[j], f[step % 2].q, k[0], k[1]);
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            mask(r, range[r], tile);
+            float largest = -INFINITY;
+#pragma unroll
+            for (int j = 0; j < score_tiles; j++) {
+                largest = fmaxf(largest, fmaxf(score[j][r * 2], score[j][r * 2 + 1]));
+            }
+            largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 1));
+            largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 2));
+            if (lane % 4 == 0) {
+                m.largest[tile / tile_keys % 2][score_row() + lane / 4 + r * 8][warp % key_parts] = largest;
+            }
         }
     }
 
-    template <typename Block>
-    __device__ void add_values(const Block & b) {
-        if (row0 >= b.n_rows) {
+    // Entries that the row does not see weigh nothing; most tiles are seen whole.
+    __device__ __forceinline__ void mask(int r, row_range range, int tile) {
+        if (tile >= range.first && tile + tile_keys <= range.total) {
             return;
         }
-        const join_factors above = b.m.factors[row0 + lane / 4], below = b.m.factors[row0 + lane / 4 + 8];
-        const int          first = column_warp * result_tiles * 8;
-        uint32_t high[key_steps][4], low[key_steps][4];
-        uint32_t v[2][n_together / 2][4];
-        load_values(v[0], 0, first);
 #pragma unroll
-        for (int j = 0; j < result_tiles; j += n_together) {
-            if (j % scale_tiles == 0) {
+        for (int i = 0; i < score_tiles * 2; i++) {
+            const int entry = tile + score_key() + i / 2 * 8 + lane % 4 * 2 + i % 2;
+            float &   one   = score[i / 2][r * 2 + i % 2];
+            one = entry >= range.first && entry < range.total ? one : -INFINITY;
+        }
+    }
+
+    __device__ __forceinline__ float largest_of_tile(int tile, int row) const {
+        const float (&parts)[key_parts] = m.largest[tile / tile_keys % 2][row];
+        float largest = parts[0];
 #pragma unroll
-                for (int step = 0; step < key_steps; step++) {
-                    load_weights(high[step], low[step], b, step, (first + j * 8) / 32);
+        for (int i = 1; i < key_parts; i++) {
+            largest = fmaxf(largest, parts[i]);
+        }
+        return largest;
+    }
+
+    // Weights from scores, relative to the tile's largest, for all warps of the group, and their sums.
+    __device__ __forceinline__ void share_weights(int tile) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const int   row     = score_row() + lane / 4 + r * 8;
+            const float largest = largest_of_tile(tile, row);
+            const float base    = largest == -INFINITY ? 0.0f : largest;
+#pragma unroll
+            for (int j = 0; j < score_tiles; j += 2) {
+                float sum = 0.0f;
+#pragma unroll
+                for (int i = j; i < j + 2; i++) {
+                    const float x = power_of_2(plus(score[i][r * 2], -base)), y = power_of_2(plus(score[i][r * 2 + 1], -base));
+                    *(uint32_t *) &m.weight[row][(score_key() / 8 + i ^ row % 8) * 8 + lane % 4 * 2] = pack_rounded(x, y);
+                    sum = plus(sum, plus(x, y));
+                }
+                sum = lanes_sum<4>(sum);
+                if (lane % 4 == 0) {
+                    m.sum[row][score_key() / 16 + j / 2] = sum;
                 }
             }
-            float part[2][n_together][4] = {};
+        }
+    }
+
+    // A tile is joined to the rows' sums: what results so far and the tile's are multiplied with.
+    __device__ __forceinline__ void join_sums(join_factors (&factors)[2 * row_tiles], int tile) {
+#pragma unroll
+        for (int i = 0; i < 2 * row_tiles; i++) {
+            const int    row = group * rows_per_group + lane / 4 + i * 8;
+            const float4 sum = *(const float4 *) m.sum[row];
+            factors[i] = join(so_far[i].largest, so_far[i].sum, largest_of_tile(tile, row), plus(plus(sum.x, sum.y), plus(sum.z, sum.w)));
+        }
+    }
+
+    // Values of 16 keys for `n_together` tiles.
+    __device__ __forceinline__ static void load_values(uint32_t (&v)[n_together / 2][4], unsigned values, int step, int first_tile) {
+#pragma unroll
+        for (int i = 0; i < n_together / 2; i++) {
+            load_matrices_transposed(v[i], further(values, first_tile + i * 2) + step * 16 * row_bytes);
+        }
+    }
+
+    __device__ __forceinline__ void add_values(int slot, int tile) {
+        const unsigned values = tiles + slot * tile_bytes + v_at;
+        uint32_t       w[key_steps][row_tiles][4], v[2][n_together / 2][4];
+        join_factors   factors[2 * row_tiles];
+        load_values(v[0], values, 0, 0);
+#pragma unroll
+        for (int step = 0; step < key_steps; step++) {
+#pragma unroll
+            for (int r = 0; r < row_tiles; r++) {
+                load_matrices(w[step][r], further(w_at, step * 2) + r * 16 * weight_bytes);
+            }
+        }
+        join_sums(factors, tile);
+#pragma unroll
+        for (int j = 0; j < result_tiles; j += n_together) {
+            float part[row_tiles][n_together][4] = {};
 #pragma unroll
             for (int step = 0; step < key_steps; step++) {
                 const int next = step + 1 < key_steps ? j : j + n_together;
                 if (next < result_tiles) {
-                    load_values(v[(step + 1) % 2], (step + 1) % key_steps, first + next * 8);
+                    load_values(v[(step + 1) % 2], values, (step + 1) % key_steps, next);
                 }
 #pragma unroll
                 for (int i = 0; i < n_together; i++) {
                     const uint32_t * factor = &v[step % 2][i / 2][i % 2 * 2];
-                    multiply_add(part[0][i], high[step], factor[0], factor[1]);
-                    multiply_add(part[1][i], low[step], factor[0], factor[1]);
+#pragma unroll
+                    for (int r = 0; r < row_tiles; r++) {
+                        multiply_add(part[r][i], w[step][r], factor[0], factor[1]);
+                    }
                 }
             }
 #pragma unroll
-            for (int i = 0; i < n_together; i++) {
+            for (int r = 0; r < row_tiles; r++) {
 #pragma unroll
-                for (int k = 0; k < 4; k++) {
-                    result[j + i][k] = joined(result[j + i][k], plus(part[0][i][k], part[1][i][k]), k < 2 ? above : below);
+                for (int i = 0; i < n_together; i++) {
+#pragma unroll
+                    for (int k = 0; k < 4; k++) {
+                        float & sum = result[r][j + i][k];
+                        sum = joined(sum, part[r][i][k], factors[r * 2 + k / 2]);
+                    }
                 }
             }
         }
     }
 
-    template <typename Write>
-    __device__ void each_result(Write write) const {
+    template <typename Block>
+    __device__ void fold_tiles(Block & b) {
+        int cell[held / 2 + 1];
 #pragma unroll
-        for (int j = 0; j < result_tiles; j++) {
-            const int at = column_warp * result_tiles * 8 + j * 8 + lane % 4 * 2;
-            write(row0 + lane / 4, at, make_float2(result[j][0], result[j][1]));
-            write(row0 + lane / 4 + 8, at, make_float2(result[j][2], result[j][3]));
+        for (int i = 0; i <= held / 2; i++) {
+            cell[i] = b.fetch_cell(b.begin + i * tile_keys);
+        }
+        b.find_rows();
+#pragma unroll
+        for (int i = 0; i <= held / 2; i++) {
+            b.keep_cell(b.begin + i * tile_keys, cell[i]);
+        }
+        __syncthreads();
+#pragma unroll 1
+        for (int i = 0; i < held - 1; i++) {
+            start_load(b, b.begin + i / 2 * tile_keys, i % 2 == 0, i);
+        }
+        load_queries(b);
+        const row_range range[2] = { b.m.range[score_row() + lane / 4], b.m.range[score_row() + lane / 4 + 8] };
+        if constexpr (held >= 4) {
+            fold_ahead(b, range, group * rows_per_group < b.n_rows);
+        } else {
+            fold_in_turn(b, range, group * rows_per_group < b.n_rows);
+        }
+        __syncthreads();
+        keep_results(b);
+        __syncthreads();
+    }
+
+    __device__ __forceinline__ static int next_slot(int slot) { return slot == held - 1 ? 0 : slot + 1; }
+
+    __device__ __forceinline__ void group_barrier() const { warps_barrier(1 + group, group_warps * warp_lanes); }
+
+    // One barrier a tile: its values and weights and the keys of the next are there; its keys and the values of the one
+    // before give their places to the loads that are `held` further on. Scores are made a tile ahead, so that some warps
+    // make scores while others make results.
+    template <typename Block>
+    __device__ __forceinline__ void fold_ahead(Block & b, const row_range (&range)[2], bool is_used) {
+        wait_copies_but<held - 2>();
+        __syncthreads();
+        if (is_used) {
+            make_scores(0, b.begin, range);
+            group_barrier();
+            share_weights(b.begin);
+        }
+        int slot = 0;  // of this tile's keys
+#pragma unroll 1
+        for (int tile = b.begin; tile < b.end; tile += tile_keys) {
+            const int next  = tile + tile_keys;
+            const int known = tile + (held / 2 + 1) * tile_keys;
+            const int cell  = b.fetch_cell(known);
+            wait_copies_but<held - 4>();
+            __syncthreads();
+            start_load(b, tile + (held - 1) / 2 * tile_keys, held % 2 == 1, slot == 0 ? held - 1 : slot - 1);
+            start_load(b, tile + held / 2 * tile_keys, held % 2 == 0, slot);
+            const int value_slot = next_slot(slot);
+            slot = next_slot(value_slot);
+            if (is_used) {
+                if (next < b.end) {
+                    make_scores(slot, next, range);
+                }
+                add_values(value_slot, tile);
+                if (next < b.end) {
+                    group_barrier();
+                    share_weights(next);
+                }
+            }
+            b.keep_cell(known, cell);
         }
     }
+
+    // Two barriers a tile: when its keys are there, and when its values are. Half the memory, loads are waited for.
+    template <typename Block>
+    __device__ __forceinline__ void fold_in_turn(Block & b, const row_range (&range)[2], bool is_used) {
+        static_assert(held <= 2 || held >= 4, "keys in the first place, values in the second");
+#pragma unroll 1
+        for (int tile = b.begin; tile < b.end; tile += tile_keys) {
+            const int known = tile + 2 * tile_keys;
+            const int cell  = b.fetch_cell(known);
+            wait_copies_but<0>();
+            __syncthreads();
+            start_load(b, tile, false, 1);
+            if (is_used) {
+                make_scores(0, tile, range);
+                group_barrier();
+                share_weights(tile);
+            }
+            b.keep_cell(known, cell);
+            wait_copies_but<0>();
+            __syncthreads();
+            start_load(b, tile + tile_keys, true, 0);
+            if (is_used) {
+                add_values(1, tile);
+            }
+        }
+    }
+
+    template <typename Block>
+    __device__ __forceinline__ void keep_results(Block & b) {
+#pragma unroll
+        for (int r = 0; r < row_tiles; r++) {
+            const int row = group * rows_per_group + r * 16 + lane / 4;
+#pragma unroll
+            for (int j = 0; j < result_tiles; j++) {
+                const int at = (warp * result_tiles + j) * 8 + lane % 4 * 2;
+                *(float2 *) &m.result[row][at]     = make_float2(result[r][j][0], result[r][j][1]);
+                *(float2 *) &m.result[row + 8][at] = make_float2(result[r][j][2], result[r][j][3]);
+            }
+            if (warp == 0 && lane % 4 == 0) {
+                b.m.weight[row]     = so_far[r * 2];
+                b.m.weight[row + 8] = so_far[r * 2 + 1];
+            }
+        }
+    }
+
+    __device__ __forceinline__ float4 result_of(int row, int at) const { return *(const float4 *) &m.result[row][at]; }
 };
+
+template <typename Variant, typename... Smaller>
+void launch_first_that_fits(const attention_operands & o, size_t shared_bytes, cudaStream_t stream) {
+    if constexpr (sizeof...(Smaller) > 0) {
+        if (attention_block_bytes<Variant>(o.n_columns) + attention_static_bytes > shared_bytes) {
+            return launch_first_that_fits<Smaller...>(o, shared_bytes, stream);
+        }
+    }
+    launch_attention<Variant>(o, stream);
+}
 
 // As few rows a block as hold all rows, or as many as shared memory allows: more rows share a tile, fewer leave room for
 // more blocks. A row's bits do not depend on it.
 template <int D, bool quantised>
 void launch_attention_mma(const attention_operands & o, size_t shared_bytes, cudaStream_t stream) {
-    const int  n_rows = o.n_columns * (o.n_heads / o.n_heads_kv);
-    const auto fits   = [&](size_t n_bytes) { return n_bytes <= shared_bytes; };
-    if (n_rows > 64 && fits(attention_block_bytes<mma_math<D, 96, quantised>>(o.n_columns))) {
-        launch_attention<mma_math<D, 96, quantised>>(o, stream);
-    } else if (n_rows > 32 && fits(attention_block_bytes<mma_math<D, 64, quantised>>(o.n_columns))) {
-        launch_attention<mma_math<D, 64, quantised>>(o, stream);
-    } else if (n_rows > 16 && fits(attention_block_bytes<mma_math<D, 32, quantised>>(o.n_columns))) {
-        launch_attention<mma_math<D, 32, quantised>>(o, stream);
+    using rows_96     = mma_math<D, 96, 32, 4, quantised>;
+    using rows_48     = mma_math<D, 48, 16, 5, quantised>;
+    using rows_32     = mma_math<D, 32, 16, 6, quantised>;
+    using rows_16     = mma_math<D, 16, 16, 6, quantised>;
+    using few_rows_32 = mma_math<D, 32, 16, 2, quantised>;  // for cards with 100 KB
+    using few_rows_16 = mma_math<D, 16, 16, 2, quantised>;
+    const int n_rows = o.n_columns * (o.n_heads / o.n_heads_kv);
+    if (n_rows > 48) {
+        launch_first_that_fits<rows_96, rows_48, few_rows_32, few_rows_16>(o, shared_bytes, stream);
+    } else if (n_rows > 32) {
+        launch_first_that_fits<rows_48, few_rows_32, few_rows_16>(o, shared_bytes, stream);
+    } else if (n_rows > 16) {
+        launch_first_that_fits<rows_32, few_rows_32, few_rows_16>(o, shared_bytes, stream);
     } else {
-        launch_attention<mma_math<D, 16, quantised>>(o, stream);
+        launch_first_that_fits<rows_16, few_rows_16>(o, shared_bytes, stream);
     }
 }
 

@@ -9,10 +9,6 @@
 #define cudaSuccess                 hipSuccess
 #define cudaGetLastError            hipGetLastError
 #define cudaGetErrorString          hipGetErrorString
-#define cudaGetDevice               hipGetDevice
-#define cudaDeviceAttr              hipDeviceAttribute_t
-#define cudaDeviceGetAttribute      hipDeviceGetAttribute
-#define cudaDevAttrMaxSharedMemoryPerBlockOptin hipDeviceAttributeMaxSharedMemoryPerBlock
 #define cudaFuncSetAttribute(f, a, v) hipFuncSetAttribute((const void *) (f), a, v)
 #define cudaFuncAttributeMaxDynamicSharedMemorySize hipFuncAttributeMaxDynamicSharedMemorySize
 #define __shfl_xor_sync(mask, value, lane_mask) __shfl_xor(value, lane_mask, 32)
@@ -25,6 +21,7 @@
 #endif
 
 #include "ggml-spec-impl.h"
+#include "spec-cuda.h"
 
 #include <cstdint>
 
@@ -166,9 +163,9 @@ void   conv_tree_launch(ggml_tensor * op, cudaStream_t stream);
 bool   delta_net_tree_supported(const ggml_tensor * op, size_t shared_bytes);
 void   delta_net_tree_launch(ggml_tensor * op, cudaStream_t stream);
 
-bool   attention_supported(const ggml_tensor * op, size_t shared_bytes);
-size_t attention_scratch_bytes(const ggml_tensor * op);
-void   attention_launch(ggml_tensor * op, void * scratch, cudaStream_t stream);
+bool   attention_supported(const ggml_tensor * op, const ggml_spec_cuda_card & card);
+size_t attention_scratch_bytes(const ggml_tensor * op, const ggml_spec_cuda_card & card);
+void   attention_launch(ggml_tensor * op, const ggml_spec_cuda_card & card, void * scratch, cudaStream_t stream);
 
 bool   block_conv_supported(const ggml_tensor * op);
 void   block_conv_launch(ggml_tensor * op, cudaStream_t stream);

@@ -11,16 +11,18 @@ namespace {
 #define SPEC_HAS_MATRIX_UNITS
 #endif
 
+__device__ __forceinline__ unsigned shared_address(const void * shared) {
+    return (unsigned) __cvta_generic_to_shared(shared);
+}
+
 // Four 8 x 8 matrices of halves from shared memory; lane i names row i % 8 of matrix i / 8. A register holds two halves:
 // of row lane / 4, columns lane % 4 * 2 and the next; transposed: of column lane / 4, rows lane % 4 * 2 and the next.
-__device__ __forceinline__ void load_matrices(uint32_t (&r)[4], const __half * row) {
-    const unsigned address = (unsigned) __cvta_generic_to_shared(row);
+__device__ __forceinline__ void load_matrices(uint32_t (&r)[4], unsigned address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address));
 }
 
-__device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], const __half * row) {
-    const unsigned address = (unsigned) __cvta_generic_to_shared(row);
+__device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], unsigned address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address));
 }
@@ -36,10 +38,10 @@ __device__ __forceinline__ void multiply_add(float (&c)[4], const uint32_t (&a)[
 }
 
 // 16 bytes from device memory to shared memory, on its own, or 16 zero bytes; a group is what is committed together.
-__device__ __forceinline__ void copy_async(void * shared, const void * global, bool or_zeros) {
+__device__ __forceinline__ void copy_async(unsigned shared, const void * global, bool or_zeros) {
 #ifdef SPEC_HAS_MATRIX_UNITS
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-                 :: "r"((unsigned) __cvta_generic_to_shared(shared)), "l"(global), "r"(or_zeros ? 0 : 16));
+                 :: "r"(shared), "l"(global), "r"(or_zeros ? 0 : 16));
 #endif
 }
 
@@ -49,34 +51,24 @@ __device__ __forceinline__ void commit_copies() {
 #endif
 }
 
-// Until all groups but the newest have arrived, for this thread's copies.
-__device__ __forceinline__ void wait_copies_but_one() {
+// Until all groups but the newest n have arrived, for this thread's copies.
+template <int n>
+__device__ __forceinline__ void wait_copies_but() {
 #ifdef SPEC_HAS_MATRIX_UNITS
-    asm volatile("cp.async.wait_group 1;" ::: "memory");
+    asm volatile("cp.async.wait_group %0;" :: "n"(n) : "memory");
 #endif
 }
 
-__device__ __forceinline__ uint32_t pack(__half low, __half high) {
-    union { __half halves[2]; uint32_t word; } packed;
-    packed.halves[0] = low;
-    packed.halves[1] = high;
+// Barrier of some warps of a block; barrier 0 is that of all.
+__device__ __forceinline__ void warps_barrier(int number, int n_threads) {
+    asm volatile("bar.sync %0, %1;" :: "r"(number), "r"(n_threads) : "memory");
+}
+
+// Two values rounded to halves, the first in the low one.
+__device__ __forceinline__ uint32_t pack_rounded(float low, float high) {
+    union { __half2 halves; uint32_t word; } packed;
+    packed.halves = __floats2half2_rn(low, high);
     return packed.word;
-}
-
-// Two values as halves, and what the halves leave of them: together 22 bits, as good as f32 for a product.
-__device__ __forceinline__ void split_halves(uint32_t & high, uint32_t & low, float x, float y) {
-    const __half hx = __float2half_rn(x), hy = __float2half_rn(y);
-    high = pack(hx, hy);
-    low  = pack(__float2half_rn(plus(x, -__half2float(hx))), __float2half_rn(plus(y, -__half2float(hy))));
-}
-
-// The same for four neighbours, to memory.
-__device__ __forceinline__ void split_four(__half * high, __half * low, float x, float y, float z, float w) {
-    uint2 h, l;
-    split_halves(h.x, l.x, x, y);
-    split_halves(h.y, l.y, z, w);
-    *(uint2 *) high = h;
-    *(uint2 *) low  = l;
 }
 
 }  // namespace

@@ -30,7 +30,8 @@ enum ggml_spec_visibility {
 //              block is i
 //   committed  i32 [n_list, n_lists]: cells of committed tokens in position order, one list per sequence
 //   window     0, or the most positions back (itself included) that a row may see
-// Result: f32 [D * H, N]; columns beyond n_nodes are zero.
+// Result: f32 [D * H, N]; columns beyond n_nodes are zero. Kernels on matrix units round q * scale, weights and dequantised
+// cells to f16.
 GGML_API struct ggml_tensor * ggml_spec_attention(
         struct ggml_context * ctx,
         struct ggml_tensor  * q,

@@ -154,7 +154,7 @@ def print_report(report: dict[str, Any]) -> None:
     if report["long_ms"]:
         print(f"behind {report['long']} tokens (prefill and all: {report['long_s']} s)")
         print_table(report["long_ms"])
-    for name in ("plain_ms", "draft_ms", "prefill_tok_s", "load_s"):
+    for name in ("plain_ms", "draft_ms", "long_draft_ms", "prefill_tok_s", "load_s"):
         print(f"{name}: {report[name]}")
     for spec, numbers in report["generation"].items():
         print(spec, {name: round(value, 3) for name, value in numbers.items()})
@@ -218,9 +218,10 @@ def measure(engine: Engine, given: dict[str, Any]) -> dict[str, Any]:
         report["verify_ms"] = verify_table(session, integers(given["widths"]), runs, clock)
         report["plain_ms"] = plain_ms(session, given["plain"]) if given["plain"] else None
     begin = time.perf_counter()
-    report["long_ms"] = {}
+    report |= {"long_ms": {}, "long_draft_ms": None}
     if given["long"]:
         with session_after(engine, given["long"]) as session:
+            report["long_draft_ms"] = draft_ms(session, runs, clock)
             report["long_ms"] = verify_table(session, integers(given["long_widths"]), runs, clock)
     report["long_s"] = round(time.perf_counter() - begin, 1)
     specs = ("off", "chain", "tree") if engine.drafter is not None else ("off",)

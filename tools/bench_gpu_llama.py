@@ -20,40 +20,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
+from gpu_bars import LONG_WIDTHS, WIDTHS, Numbers, Plan, Round, table_of
 
 ROOT = Path(__file__).parents[1]
-WIDTHS, LONG_WIDTHS = "1,2,3,4,6,8,12,16,22,24,32", "1,8,16,22"
 N_WARM = 3  # calls of llama-bench that record and warm up its graphs, after a warm-up of its own
 N_CALLS, N_LONG_CALLS = 10, 6
 N_PROMPTS = 6
-VERIFY_BARS = ("16", "22")
-Numbers = dict[str, Any]  # "verify_ms" and "long_ms": {width: ms}; "plain_ms", "prefill_tok_s"; None = not measured
-Round = dict[str, Numbers]  # "theirs" and "ours"
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What both engines measure."""
-
-    target: Path
-    drafter: Path | None
-    device: str
-    widths: str
-    context: int
-    plain: int
-    prefill: int
-    long: int
-    long_widths: str
-
-    def without_long(self) -> Plan:
-        """The same behind the short context only."""
-        return Plan(**{**vars(self), "long": 0})
 
 
 def seconds_left(deadline: float) -> float:
@@ -125,6 +101,7 @@ def measure_ours(plan: Plan, deadline: float) -> Numbers:
         report = json.loads(document.read_text()) if document.exists() else {}
     walls = {name: {w: ms[0] for w, ms in report.get(name, {}).items()} for name in ("verify_ms", "long_ms")}
     single = {name: report.get(name) for name in ("plain_ms", "prefill_tok_s")}
+    single |= {name: (report.get(name) or [None])[0] for name in ("draft_ms", "long_draft_ms")}
     return walls | single | {"long_s": report.get("long_s", 0.0), "report": report}
 
 
@@ -145,70 +122,6 @@ def measure_rounds(program: Path | None, plan: Plan, n_rounds: int, deadline: fl
         rounds.append({"theirs": theirs, "ours": ours})
         print(f"round {n + 1} took {needed / 1.1:.0f} s, {needed_long:.0f} s of it the long context", file=sys.stderr)
     return rounds
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the table: theirs and ours in every round, and the mean of the rounds' ratios."""
-
-    title: str
-    pick: Callable[[Numbers], float | None]
-    bar: float | None = None  # times at most this ratio, rates at least
-    is_rate: bool = False
-
-    def ratio(self, rounds: list[Round]) -> float | None:
-        """Ours over theirs."""
-        pairs = [(self.pick(r["theirs"]), self.pick(r["ours"])) for r in rounds]
-        ratios = [ours / theirs for theirs, ours in pairs if theirs and ours]
-        return statistics.fmean(ratios) if ratios else None
-
-    def verdict(self, ratio: float | None) -> str:
-        """Whether the bar is met."""
-        if self.bar is None:
-            return ""
-        if ratio is None:
-            return "not measured"
-        is_met = ratio >= self.bar if self.is_rate else ratio <= self.bar
-        return f"{'pass' if is_met else 'MISS'} (bar {'>=' if self.is_rate else '<='} {self.bar:g})"
-
-    def text(self, rounds: list[Round]) -> str:
-        """The line."""
-        theirs, ours = (" ".join(shown(self.pick(r[side])) for r in rounds) for side in ("theirs", "ours"))
-        ratio = self.ratio(rounds)
-        return f"{self.title:16} | {theirs:>19} | {ours:>19} | {shown(ratio)} {self.verdict(ratio)}".rstrip()
-
-
-def shown(number: float | None) -> str:
-    """A number of a column."""
-    return f"{'-':>9}" if number is None else f"{number:9.1f}" if number >= 1000 else f"{number:9.3f}"
-
-
-def table_of(plan: Plan) -> list[Row]:
-    """Every line."""
-    rows = [Row("plain ms", lambda numbers: numbers.get("plain_ms"), 1.0)] if plan.plain else []
-    for width in plan.widths.split(","):
-        rows.append(Row(f"verify {width}", at(width, "verify_ms"), 1.0 if width in VERIFY_BARS else None))
-    if plan.prefill:
-        rows.append(Row("prefill tokens/s", lambda numbers: numbers.get("prefill_tok_s"), 0.95, is_rate=True))
-    if plan.long:
-        for width in plan.long_widths.split(","):
-            rows += [Row(f"long {width}", at(width, "long_ms")), Row(f"slope {width}", slope(width), 1.0)]
-    return rows
-
-
-def at(width: str, name: str) -> Callable[[Numbers], float | None]:
-    """Picks the time of a width."""
-    return lambda numbers: numbers.get(name, {}).get(width)
-
-
-def slope(width: str) -> Callable[[Numbers], float | None]:
-    """Picks the time behind the long context over that behind the short one."""
-
-    def pick(numbers: Numbers) -> float | None:
-        long, short = (at(width, name)(numbers) for name in ("long_ms", "verify_ms"))
-        return long / short if long and short else None
-
-    return pick
 
 
 def unpacked(program: Path, folder: Path) -> Path:
@@ -246,7 +159,7 @@ def main(program: Path | None, rounds: int, seconds: float, document: Path | Non
     print(f"{'':16} | {'llama.cpp by round':>19} | {'ours by round':>19} | {'ratio':>9}")
     print("\n".join(row.text(found) for row in rows))
     if document is not None:
-        bars = {row.title: row.verdict(row.ratio(found)) for row in rows if row.bar is not None}
+        bars = {row.title: row.verdict(found) for row in rows if row.bar is not None}
         document.write_text(json.dumps({"plan": vars(plan), "rounds": found, "bars": bars}, default=str))
 
 

@@ -35,7 +35,7 @@ def run(target: Path, width: int, context: int, prefill: int) -> None:
 
     driver = ctypes.CDLL("libcuda.so.1")
     tree = DraftTree.chain(5, np.arange(300, 300 + width - 1))
-    with Engine.load(target, n_ctx=8192) as engine:
+    with Engine.load(target, n_ctx=max(8192, context + prefill + 1024)) as engine:
         session = engine.open_session()
         session.target.prefill(list(range(300, 300 + context)))
         for i in range(N_WARM + 1):

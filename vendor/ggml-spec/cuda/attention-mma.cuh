@@ -249,18 +249,22 @@ struct mma_math : mma_tiles<D, rows, mma_threads<rows, rows_per_group>, held, qu
         }
         load_queries(b);
         const row_range range[2] = { b.m.range[score_row() + lane / 4], b.m.range[score_row() + lane / 4 + 8] };
+        const bool is_used = group * rows_per_group < b.n_rows;
         if constexpr (held >= 4) {
-            fold_ahead(b, range, group * rows_per_group < b.n_rows);
+            fold_ahead(b, range, is_used);
         } else {
-            fold_in_turn(b, range, group * rows_per_group < b.n_rows);
+            fold_in_turn(b, range, is_used);
         }
         __syncthreads();
-        keep_results(b);
+        if (is_used) {
+            keep_results(b);
+        }
         __syncthreads();
     }
 
     __device__ __forceinline__ static int next_slot(int slot) { return slot == held - 1 ? 0 : slot + 1; }
 
+    // For groups without rows, too: race checkers count a thread's barriers.
     __device__ __forceinline__ void group_barrier() const { warps_barrier(1 + group, group_warps * warp_lanes); }
 
     // One barrier a tile: its values and weights and the keys of the next are there; its keys and the values of the one
@@ -272,7 +276,9 @@ struct mma_math : mma_tiles<D, rows, mma_threads<rows, rows_per_group>, held, qu
         __syncthreads();
         if (is_used) {
             make_scores(0, b.begin, range);
-            group_barrier();
+        }
+        group_barrier();
+        if (is_used) {
             share_weights(b.begin);
         }
         int slot = 0;  // of this tile's keys
@@ -292,8 +298,10 @@ struct mma_math : mma_tiles<D, rows, mma_threads<rows, rows_per_group>, held, qu
                     make_scores(slot, next, range);
                 }
                 add_values(value_slot, tile);
-                if (next < b.end) {
-                    group_barrier();
+            }
+            if (next < b.end) {
+                group_barrier();
+                if (is_used) {
                     share_weights(next);
                 }
             }
@@ -314,7 +322,9 @@ struct mma_math : mma_tiles<D, rows, mma_threads<rows, rows_per_group>, held, qu
             start_load(b, tile, false, 1);
             if (is_used) {
                 make_scores(0, tile, range);
-                group_barrier();
+            }
+            group_barrier();
+            if (is_used) {
                 share_weights(tile);
             }
             b.keep_cell(known, cell);

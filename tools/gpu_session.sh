@@ -96,7 +96,7 @@ tests() {  # selected tests on the device, several at a time where pytest-xdist 
 }
 
 sanitize() {  # the tests without random cases, under each checker
-    local tool few="slots or strided or many_rows or ascending or given_gates or long_lists or memory_change or tap_order"
+    local tool few="slots or strided or many_rows or ascending or given_gates or long_lists or every_variant or memory_change or tap_order"
     for tool in memcheck racecheck initcheck; do
         echo "-- $tool"
         timeout "${check_s:-150}" compute-sanitizer --tool "$tool" --error-exitcode 9 "$python" -m pytest -q -m gpu -p no:cacheprovider \

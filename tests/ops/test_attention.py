@@ -225,6 +225,17 @@ def test_long_lists(n_committed: int, cell_type: str) -> None:
     check_branch_against_decoding(case, node=5)
 
 
+@pytest.mark.parametrize("n_nodes", [1, 5, 8, 16])
+@pytest.mark.parametrize("cell_type", ["f32", "f16", "q8_0"])
+@pytest.mark.parametrize("head_dim", GPU_HEAD_DIMS)
+def test_every_variant(head_dim: int, cell_type: str, n_nodes: int) -> None:
+    """A GPU's kernels come for so many rows at once: 16, 32, 48, and 96."""
+    cells = np.random.default_rng(n_nodes).permutation(340).tolist()
+    case = Case(head_dim, 6, 1, list(range(-1, n_nodes - 1)), 300, cells, seed=2, cell_type=cell_type, has_gate=True)
+
+    check_against_reference(case, range(n_nodes))
+
+
 @pytest.mark.parametrize("types", [("f16", "q8_0"), ("q8_0", "q4_0"), ("q4_0", "f32")], ids=str)
 def test_keys_and_values_of_two_types(types: tuple[str, str]) -> None:
     """Each is read as what it is."""

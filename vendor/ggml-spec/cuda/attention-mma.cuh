@@ -15,6 +15,7 @@ constexpr int group_warps = 4;
 template <int rows, int rows_per_group>
 constexpr int mma_threads = rows / rows_per_group * group_warps * warp_lanes;
 
+// `held` as in mma_tiles: two, or at least four.
 template <int D, int rows, int rows_per_group, int held, bool quantised>
 struct mma_math : mma_tiles<D, rows, mma_threads<rows, rows_per_group>, held, quantised> {
     using loads = mma_tiles<D, rows, mma_threads<rows, rows_per_group>, held, quantised>;
@@ -40,8 +41,8 @@ struct mma_math : mma_tiles<D, rows, mma_threads<rows, rows_per_group>, held, qu
     memory & m;
     int      lane, group, warp;       // of the group
     unsigned q_at, k_at, w_at, v_at;  // addresses in shared memory, of keys and values from a tile's begin
-    weighted so_far[2 * row_tiles];    // of rows lane / 4, 8 below, ..
-    float    score[score_tiles][4];    // then weights; of the rows lane / 4 and 8 below
+    weighted so_far[2 * row_tiles];   // of rows lane / 4, 8 below, ..
+    float    score[score_tiles][4];   // of the next tile to be softened, rows lane / 4 and 8 below
     float    result[row_tiles][result_tiles][4] = {};
 
     __device__ explicit mma_math(memory & m) : loads(m), m(m) {
@@ -312,7 +313,7 @@ struct mma_math : mma_tiles<D, rows, mma_threads<rows, rows_per_group>, held, qu
     // Two barriers a tile: when its keys are there, and when its values are. Half the memory, loads are waited for.
     template <typename Block>
     __device__ __forceinline__ void fold_in_turn(Block & b, const row_range (&range)[2], bool is_used) {
-        static_assert(held <= 2 || held >= 4, "keys in the first place, values in the second");
+        static_assert(held == 2, "keys in the first place, values in the second");
 #pragma unroll 1
         for (int tile = b.begin; tile < b.end; tile += tile_keys) {
             const int known = tile + 2 * tile_keys;

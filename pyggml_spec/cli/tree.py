@@ -74,7 +74,6 @@ def tree(**given: Any) -> None:
     text = read_prompt(given["prompt"], given["prompt_file"])
     with StageBar() as bar, load_engine(given, bar) as engine:
         prompt = as_prompt(engine, text, given)
-        engine.refuse_too_long(prompt)
         rounds = list_rounds(engine, prompt, given)
         names = engine.describe()
     if not rounds:

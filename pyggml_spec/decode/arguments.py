@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pyggml_spec.errors import OptionError
+from pyggml_spec.errors import ContextLimitError, OptionError
 
 _MAX_SHOWN = 80  # characters of a value
 
@@ -49,6 +49,16 @@ def check_integer(name: str, value: Any, low: int, high: int, note: str = "") ->
     if not is_int(number) or not low <= number <= high:
         raise refusal(name, value, f"an integer from {low} to {high}{note}")
     return int(number)
+
+
+def check_length(n_tokens: int, n_ctx: int, n_ctx_train: int) -> None:
+    """Raise ContextLimitError for more tokens than the context holds, and say what can be done about it."""
+    if n_tokens > n_ctx:
+        more = f"load with a larger `n_ctx` (at most {n_ctx_train}, what the model was trained with)"
+        way_out = f" or {more}" if n_ctx < n_ctx_train else ", for the model was trained with no larger context"
+        raise ContextLimitError(
+            f"the text to continue has {n_tokens} tokens but the context holds {n_ctx}: shorten the prompt{way_out}"
+        )
 
 
 def check_kind(name: str, value: object, kind: type) -> None:

@@ -16,6 +16,7 @@ from pyggml_spec.decode.arguments import (
     check_callback,
     check_flags,
     check_integer,
+    check_length,
     check_messages,
     check_path,
     check_stops,
@@ -38,7 +39,7 @@ from pyggml_spec.decode.prefix_cache import PrefixCache
 from pyggml_spec.decode.round import SPEC_MODES, SpecMode, SpecOptions, refuse_ignored
 from pyggml_spec.decode.session import Session
 from pyggml_spec.decode.target import MAX_SLOTS, MAX_VERIFY_WIDTH, Target, TargetLimits
-from pyggml_spec.errors import ContextLimitError, OptionError
+from pyggml_spec.errors import OptionError
 from pyggml_spec.ggml import Backend, type_by_name
 from pyggml_spec.ggml.backend import choose_device, default_threads
 from pyggml_spec.policy import PolicyName, PolicyShelf
@@ -204,7 +205,6 @@ class Engine:
         """
         self._refuse_running()
         token_ids = self._token_ids(prompt)
-        self.refuse_too_long(token_ids)
         params = SamplingParams(
             temperature, as_int(top_k), top_p, min_p, repeat_penalty, presence_penalty, frequency_penalty,
             as_int(penalty_last_n), as_int(seed), as_int(logprobs),
@@ -258,14 +258,8 @@ class Engine:
         raise refusal("prompt", prompt, "a text or a list of token ids")
 
     def refuse_too_long(self, token_ids: Sequence[int]) -> None:
-        """Raise ContextLimitError for a prompt that fits into no session, and say what can be done about it."""
-        n_ctx, trained = self.target.limits.n_ctx, self.target.config.n_ctx_train
-        if len(token_ids) > n_ctx:
-            more = f"load with a larger `n_ctx` (at most {trained}, what the model was trained with)"
-            way_out = f" or {more}" if n_ctx < trained else ", for the model was trained with no larger context"
-            raise ContextLimitError(
-                f"the prompt has {len(token_ids)} tokens but the context holds {n_ctx}: shorten the prompt{way_out}"
-            )
+        """Raise ContextLimitError for a prompt that fits into no session, before others are read."""
+        check_length(len(token_ids), self.target.limits.n_ctx, self.target.config.n_ctx_train)
 
     def open_session(self) -> Session:
         """A session of its own, for conversations of several turns; an engine has as many as it has slots."""

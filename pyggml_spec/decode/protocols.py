@@ -51,6 +51,7 @@ class TargetSequence(Protocol):
     """
 
     n_ctx: int  # most committed tokens the caches can hold
+    n_ctx_train: int  # most they could hold if loaded with a larger n_ctx: what the model was trained with
     max_width: int  # most nodes of one verify
 
     @property

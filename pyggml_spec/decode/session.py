@@ -14,7 +14,7 @@ from weakref import WeakSet
 
 import numpy as np
 
-from pyggml_spec.decode.arguments import as_int, check_kind, is_int, refusal
+from pyggml_spec.decode.arguments import as_int, check_kind, check_length, is_int, refusal
 from pyggml_spec.decode.prefix_cache import PrefixCache, Snapshot
 from pyggml_spec.decode.protocols import CLOSED, DrafterSequence, TargetSequence
 from pyggml_spec.decode.round import RoundResult, RoundRunner, SpecOptions
@@ -22,7 +22,7 @@ from pyggml_spec.decode.sampling import Sampler
 from pyggml_spec.decode.session_caches import CancelledError, OnChunk, SessionCaches
 from pyggml_spec.decode.stats import Stats
 from pyggml_spec.decode.stops import StopTracker, StreamDecoder
-from pyggml_spec.errors import ContextLimitError, DeviceError, FatalDeviceError, OptionError
+from pyggml_spec.errors import DeviceError, FatalDeviceError, OptionError
 from pyggml_spec.policy import FixedPolicy, Policy, PolicyShelf
 from pyggml_spec.records import FinishReason, SamplingParams, TokenLogprob
 
@@ -245,12 +245,7 @@ class Session:
         self._refuse_running(n_allowed)
         if not token_ids and not self.tokens:
             raise OptionError("the prompt has no tokens: generation needs at least one token to start from")
-        n_tokens = len(self.tokens) + len(token_ids)
-        if n_tokens > self.target.n_ctx:
-            raise ContextLimitError(
-                f"prompt and conversation have {n_tokens} tokens but the context holds {self.target.n_ctx}: "
-                "shorten the prompt or load with a larger `n_ctx`"
-            )
+        check_length(len(self.tokens) + len(token_ids), self.target.n_ctx, self.target.n_ctx_train)
 
     def _refuse_running(self, n_allowed: int = 0) -> None:
         """Raise when more generations than `n_allowed` have begun and not ended: their frames tell, as no flag can that

@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyggml_spec.decode.alone import alone
+from pyggml_spec.decode.arguments import check_length
 from pyggml_spec.decode.protocols import CLOSED, Posterior
-from pyggml_spec.errors import ContextLimitError, DeviceError, ModelFileError, OptionError, ShapeError
+from pyggml_spec.errors import DeviceError, ModelFileError, OptionError, ShapeError
 from pyggml_spec.ggml import spec_ops
 from pyggml_spec.models import qwen35
 from pyggml_spec.state.cells import CellHold
@@ -69,6 +70,7 @@ class NativeTargetSequence:
         self.lock = target.backend.lock
         self.slot = slot
         self.n_ctx = target.limits.n_ctx
+        self.n_ctx_train = target.config.n_ctx_train
         self.max_width = target.limits.max_width
         self.is_closed = False  # for good: the slot may be another's by now
         self.make_feature_room: Callable[[], None] | None = None  # set by a drafter: reads the unread rows
@@ -99,10 +101,7 @@ class NativeTargetSequence:
     def prefill(self, token_ids: Sequence[int], on_chunk: Callable[[int], None] | None = None) -> None:
         """Append committed tokens in chunks; `on_chunk(n_done)` runs after each and may raise to stop there."""
         ids = self._checked_ids(token_ids)
-        if self.length + len(ids) > self.n_ctx:
-            raise ContextLimitError(
-                f"{len(ids)} more tokens do not fit: the context of {self.n_ctx} tokens holds {self.length} already"
-            )
+        check_length(self.length + len(ids), self.n_ctx, self.n_ctx_train)
         self._refuse_candidate()
         n_batch = self._target.prefill_batch
         for begin in range(0, len(ids), n_batch):

@@ -483,7 +483,7 @@ def test_a_full_context_is_an_error_and_nothing_else(small: Engine) -> None:
     """A prompt too long for a session leaves it as it was."""
     session = small.open_session()
     said = say(session, [5, 6, 7], 4)
-    with pytest.raises(ContextLimitError):
+    with pytest.raises(ContextLimitError, match="shorten the prompt or load with a larger n_ctx .at most 4096"):
         say(session, [5] * N_CTX, 4)
     said += say(session, [], 4)
     session.close()

@@ -51,6 +51,8 @@ class FakeSnapshot:
 class FakeTarget:
     """A target whose caches are a list of tokens."""
 
+    n_ctx_train = 4096
+
     def __init__(self, law: Law | None = None, *, n_ctx: int = 512, max_width: int = 32, n_batch: int = 4) -> None:
         self.law = law or hashed_law()
         self.n_ctx, self.max_width, self.n_batch = n_ctx, max_width, n_batch

@@ -169,7 +169,14 @@ def test_end_of_context(mode: str, n_prompt: int):
 def test_prompt_longer_than_the_context():
     """Refused before anything is computed; the session stays as it was."""
     session = make(n_ctx=6)
-    with pytest.raises(ContextLimitError, match="8 tokens but the context holds 6"):
+    with pytest.raises(ContextLimitError) as error:
+        session.generate(PROMPT)
+    assert str(error.value) == (
+        "the text to continue has 8 tokens but the context holds 6: shorten the prompt or load with a larger n_ctx "
+        "(at most 4096, what the model was trained with)"
+    )
+    session.target.n_ctx_train = 6
+    with pytest.raises(ContextLimitError, match="shorten the prompt, for the model was trained with no larger context"):
         session.generate(PROMPT)
 
     assert session.tokens == [] and run(session, PROMPT[:3], "chain", max_tokens=2)[2] == "length"

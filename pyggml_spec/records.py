@@ -142,7 +142,7 @@ class Vocabulary:
 class SamplingParams:
     """How the target's next token is chosen; the defaults are greedy decoding without penalties."""
 
-    temperature: float = 0.0  # 0 = greedy
+    temperature: float = 0.0  # 0 = greedy: top_k, top_p, min_p and seed must be left as they are
     top_k: int = 0  # 0 = off
     top_p: float = 1.0  # 1 = off
     min_p: float = 0.0  # 0 = off
@@ -152,6 +152,12 @@ class SamplingParams:
     penalty_last_n: int = 64  # tokens that the penalties look back on
     seed: int | None = None  # None = fresh entropy
     logprobs: int = 0  # top log-probabilities to report per token; 0 = none
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Names of the options that were set although greedy decoding samples nothing."""
+        names = ("top_k", "top_p", "min_p", "seed") if self.temperature == 0 else ()
+        return tuple(name for name in names if getattr(self, name) != getattr(SamplingParams, name))
 
     @property
     def needs_logits(self) -> bool:

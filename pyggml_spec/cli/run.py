@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..records import SamplingParams
 from .interrupt import EXIT_INTERRUPTED, soft_interrupt
 from .machine import explain_unused_gpus
 from .options import MAX_TREE, model_options, output_options, prompt_options, sampling_options, speculation_options
@@ -30,7 +31,6 @@ GENERATING = (
 )
 DEFAULT_MAX_WIDTH = 32
 TREES = ("budget", "tree_top_k", "tau")
-NOT_SAMPLING = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": -1}  # what changes nothing
 
 
 @click.command()
@@ -73,11 +73,11 @@ def load_engine(given: dict[str, Any], bar: StageBar, **others: Any) -> Engine:
 
 def _refuse_contradictions(given: dict[str, Any]) -> None:
     """Combinations in which one of the options would be ignored."""
-    sampling = [f"--{name.replace('_', '-')}" for name, off in NOT_SAMPLING.items() if given[name] != off]
+    sampling = [f"--{name.replace('_', '-')}" for name in _law(given).ignored]
     rules = [
         *model_rules(given),
         (
-            sampling and given["temperature"] == 0,
+            sampling,
             f"--temp 0 is greedy and samples nothing: give another --temp, or leave {' and '.join(sampling)} out.",
         ),
         (given["logprobs"] and not given["as_json"], "--logprobs are part of the JSON document: give --json too."),
@@ -94,6 +94,15 @@ def _refuse_contradictions(given: dict[str, Any]) -> None:
         ),
     ]
     refuse(rules)
+
+
+def _law(given: dict[str, Any]) -> SamplingParams:
+    """What shapes the draw of a token; nothing of it may be set when decoding is greedy."""
+    return SamplingParams(given["temperature"], given["top_k"], given["top_p"], given["min_p"], seed=_seed(given))
+
+
+def _seed(given: dict[str, Any]) -> int | None:
+    return None if given["seed"] < 0 else given["seed"]
 
 
 def model_rules(given: dict[str, Any]) -> list[tuple[bool, str]]:
@@ -122,7 +131,7 @@ def as_prompt(engine: Engine, text: str, given: dict[str, Any]) -> list[int]:
 def _generate(engine: Engine, text: str, given: dict[str, Any], bar: StageBar) -> Completion:
     """Stream the text to stdout (with --json only collect it) until it ends or Ctrl-C is pressed."""
     options = {name: given[name] for name in GENERATING} | _tree_options(given)
-    options["seed"] = None if options["seed"] < 0 else options["seed"]
+    options["seed"] = _seed(given)
     prompt = as_prompt(engine, text, given)
     stream = engine.stream(prompt, **options, on_prefill=lambda done, total: bar.update("reading", done, total))
     shown = _prompt_to_show(text, given)

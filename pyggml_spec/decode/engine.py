@@ -189,7 +189,8 @@ class Engine:
 
         Args:
             max_tokens: most tokens to generate; None (or -1) = until a stop or the end of the context.
-            temperature: 0 = greedy. top_k, top_p, min_p, the penalties and `seed` as in llama.cpp.
+            temperature: 0 = greedy. top_k, top_p, min_p, the penalties and `seed` as in llama.cpp; greedy decoding
+                samples nothing and refuses all of them but the penalties.
             logprobs: top log-probabilities to report per token, at most 20; 0 = none.
             stop: strings that end the text (not included in it). ignore_eos: go on after an end token.
             spec: "off" decodes plainly, "chain" and "tree" speculate, "auto" drafts chains when there is a drafter.

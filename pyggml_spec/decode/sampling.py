@@ -33,7 +33,7 @@ _N_SORTED_FIRST = 256  # values that top-p looks at first
 
 
 def check_sampling(params: SamplingParams) -> None:
-    """Refuse sampling options outside their range.
+    """Refuse sampling options outside their range, and those that greedy decoding would ignore.
 
     Raises:
         OptionError: naming the option, its value and the rule.
@@ -51,6 +51,11 @@ def check_sampling(params: SamplingParams) -> None:
     is_integer = isinstance(seed, (int, np.integer)) and not isinstance(seed, bool)
     if seed is not None and (not is_integer or not 0 <= seed < 1 << 64):
         raise OptionError(f"`seed` is {seed!r}: it must be an integer from 0 to 2**64 - 1, or None for a fresh one")
+    for name in params.ignored:
+        raise OptionError(
+            f"`{name}` is {getattr(params, name)!r}, but `temperature` 0 is greedy and samples nothing: "
+            "give another temperature, or leave the option out"
+        )
 
 
 class Sampler:
@@ -59,7 +64,7 @@ class Sampler:
     The draft has no part in it: a speculative and a plain run follow the same law, though not the same random numbers.
 
     Raises:
-        OptionError: an option is outside its range.
+        OptionError: an option is outside its range, or would be ignored.
     """
 
     def __init__(self, params: SamplingParams, n_vocab: int) -> None:

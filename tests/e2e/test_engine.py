@@ -112,6 +112,8 @@ def test_prompt_longer_than_the_context_is_refused(small: Engine) -> None:
         ({"budget": 3}, "budget is 3: it shapes trees"),
         ({"tree_top_k": 2, "spec": "chain"}, "tree_top_k is 2: it shapes trees"),
         ({"tau": 1, "spec": "off"}, "tau is 1: it shapes trees"),
+        ({"top_k": 5}, "top_k is 5, but temperature 0 is greedy"),
+        ({"seed": 1, "temperature": 0}, "seed is 1, but temperature 0 is greedy"),
         ({"logprobs": 21}, "logprobs is 21"),
         ({"seed": 2**64}, "from 0 to 2"),
         ({"spec": "fast"}, "spec"),
@@ -166,7 +168,7 @@ def test_messages_of_another_kind_are_refused(small: Engine, messages: Any) -> N
 def test_integers_of_numpy(small: Engine) -> None:
     """They do wherever an integer does, and statistics stay plain numbers."""
     sizes = {"n_ctx": 64, "n_threads": 1, "max_width": 16, "n_parallel": 1, "prefix_cache_mib": 0}
-    options = {"max_tokens": 9, "top_k": 5, "penalty_last_n": 8, "seed": 1, "logprobs": 1}
+    options = {"max_tokens": 9, "temperature": 1, "top_k": 5, "penalty_last_n": 8, "seed": 1, "logprobs": 1}
     trees = {"spec": "tree", "draft_max": 3, "budget": 6, "tree_top_k": 2}
     as_numpy = [{k: v if isinstance(v, str) else np.int64(v) for k, v in each.items()} for each in (options, trees)]
     with Engine.load(**{name: np.uint16(value) for name, value in sizes.items()}) as engine:

@@ -60,7 +60,7 @@ CASES = [
     {"temperature": 1.0, "repeat_penalty": 1.4, "penalty_last_n": 0},
     {"temperature": 1.0, "frequency_penalty": 0.6, "presence_penalty": -0.3, "penalty_last_n": -1},
     {"temperature": 0.9, "repeat_penalty": 0.8, "frequency_penalty": 0.2, "top_k": 6, "top_p": 0.95, "min_p": 0.02},
-    {"temperature": 0.0, "top_k": 4},
+    {"temperature": 0.0},
     {"temperature": 0.0, "repeat_penalty": 1.5, "frequency_penalty": 0.1},
 ]
 
@@ -68,7 +68,7 @@ CASES = [
 @pytest.mark.parametrize("options", CASES, ids=str)
 def test_law_equals_reference(options: dict):
     """`distribution` is what the documented order gives, and leaves the logits alone."""
-    params = SamplingParams(seed=1, **options)
+    params = SamplingParams(**options)
     before = LOGITS.copy()
     law = Sampler(params, N_VOCAB).distribution(LOGITS, PREFIX)
 
@@ -168,3 +168,14 @@ def test_options_are_checked(option: str, value: object):
     """The error names the option, its value and the rule."""
     with pytest.raises(OptionError, match=f"{option} is {value!r}: it must be"):
         check_sampling(SamplingParams(**{option: value}))
+
+
+@pytest.mark.parametrize("option", [{"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}, {"seed": 0}], ids=str)
+def test_greedy_decoding_ignores_nothing(option: dict):
+    """What only matters to a draw is refused at temperature 0, and fine at another or at its default."""
+    (name, value), = option.items()
+    with pytest.raises(OptionError, match=f"^{name} is {value}, but temperature 0 is greedy and samples nothing: give"):
+        check_sampling(SamplingParams(**option))
+
+    check_sampling(SamplingParams(temperature=0.5, **option))
+    check_sampling(SamplingParams(top_k=0, top_p=1, min_p=0, seed=None, repeat_penalty=1.1, logprobs=2))

@@ -12,6 +12,7 @@ from typing import Literal
 
 DrafterKind = Literal["dflash", "dspark", "dflash2"]
 KV_TYPES = ("f32", "f16", "q8_0", "q4_0")  # of cached keys and values
+MAX_VERIFY_WIDTH = 128  # most nodes of one verify, the root of a tree included
 FinishReason = Literal["stop", "length", "cancelled"]
 
 

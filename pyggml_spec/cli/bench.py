@@ -10,6 +10,7 @@ import click
 from click.core import ParameterSource
 
 from .. import __version__
+from ..records import MAX_VERIFY_WIDTH
 from .bench_prompts import BUILT_IN, split_prompts
 from .options import MAX_TREE, Number, json_option, model_options, tau_option
 from .progress import StageBar
@@ -96,7 +97,7 @@ def _shares(ctx: click.Context, param: click.Parameter, text: str | None) -> tup
 @tau_option
 @click.option(
     "--widths",
-    callback=_numbers(1, MAX_TREE + 1),
+    callback=_numbers(1, MAX_VERIFY_WIDTH),
     metavar="N,N,..",
     help=f"Nodes of the verifies to time.  [default: {','.join(map(str, DEFAULT_WIDTHS))}]",
 )

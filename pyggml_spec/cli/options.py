@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 import click
 
-from ..records import KV_TYPES
+from ..records import KV_TYPES, MAX_VERIFY_WIDTH
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-MAX_TREE = 127  # drafted nodes that a verify can take besides the anchor
+MAX_TREE = MAX_VERIFY_WIDTH - 1  # most drafted nodes: the root, which is the anchor, takes one place of a verify
 
 
 class Number(click.FloatRange):

@@ -11,7 +11,7 @@ import click
 from ..records import SamplingParams
 from .interrupt import EXIT_INTERRUPTED, soft_interrupt
 from .machine import explain_unused_gpus
-from .options import MAX_TREE, model_options, output_options, prompt_options, sampling_options, speculation_options
+from .options import model_options, output_options, prompt_options, sampling_options, speculation_options
 from .progress import StageBar
 from .prompt import read_prompt
 from .render import completion_document, is_terminal, print_json, stats_table
@@ -63,7 +63,7 @@ def load_engine(given: dict[str, Any], bar: StageBar, **others: Any) -> Engine:
 
     options = {name: given[name] for name in LOADING}
     options["n_ctx"] = options["n_ctx"] or None
-    widest_tree = min(given.get("budget") or 0, MAX_TREE) + 1
+    widest_tree = (given.get("budget") or 0) + 1
     return Engine.load(
         **{**options, "max_width": max(DEFAULT_MAX_WIDTH, widest_tree), **others},
         prefix_cache_mib=0,  # a command asks once

@@ -38,12 +38,12 @@ from pyggml_spec.decode.loader import (
 from pyggml_spec.decode.prefix_cache import PrefixCache
 from pyggml_spec.decode.round import SPEC_MODES, SpecMode, SpecOptions, refuse_ignored
 from pyggml_spec.decode.session import Session
-from pyggml_spec.decode.target import MAX_SLOTS, MAX_VERIFY_WIDTH, Target, TargetLimits
+from pyggml_spec.decode.target import MAX_SLOTS, Target, TargetLimits
 from pyggml_spec.errors import OptionError
 from pyggml_spec.ggml import Backend, type_by_name
 from pyggml_spec.ggml.backend import choose_device, default_threads
 from pyggml_spec.policy import PolicyName, PolicyShelf
-from pyggml_spec.records import KV_TYPES, SamplingParams
+from pyggml_spec.records import KV_TYPES, MAX_VERIFY_WIDTH, SamplingParams
 from pyggml_spec.state.kv_cells import KvTypes
 from pyggml_spec.tokenizer.chat import encode_chat
 from pyggml_spec.tree.build import TreeOptions

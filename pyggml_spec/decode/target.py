@@ -13,12 +13,11 @@ from pyggml_spec.errors import OptionError
 from pyggml_spec.ggml import Backend, Graph, GraphArena
 from pyggml_spec.gguf_io.weights import Weights
 from pyggml_spec.models import flush, qwen35
-from pyggml_spec.records import TargetConfig
+from pyggml_spec.records import MAX_VERIFY_WIDTH, TargetConfig
 from pyggml_spec.state.features import FeatureRing
 from pyggml_spec.state.kv_cells import KvCache, KvTypes
 from pyggml_spec.state.recurrent import RecurrentState
 
-MAX_VERIFY_WIDTH = 128
 MAX_SLOTS = 1024
 _PARKED = "this engine is parked: call unpark() before it is used"
 PREFILL_WIDTHS = (16, 64, 256, 512)  # columns of a prefill graph; a chunk takes the smallest that holds it

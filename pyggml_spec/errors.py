@@ -30,6 +30,23 @@ class NativeLibraryError(PyggmlSpecError):
 class ModelFileError(PyggmlSpecError):
     """A model file is missing, damaged, of another kind, or does not fit its target."""
 
+    finding: str | None = None  # what is wrong, without the file's name and the way out, where a reader told them apart
+
+    @classmethod
+    def about(cls, file: object, reason: str, *, part: str = "", way_out: str = "") -> ModelFileError:
+        """The error "PART of 'FILE' REASON; WAY OUT".
+
+        Args:
+            file: its path.
+            reason: the predicate of the sentence: what was found and which rule that breaks.
+            part: the key or tensor that it is about; "" = the whole file.
+            way_out: what to do about the file; "" = nothing can be done.
+        """
+        place = f"{part} of '{file}'" if part else f"'{file}'"
+        error = cls(f"{place} {reason}; {way_out}" if way_out else f"{place} {reason}")
+        error.finding = f"{part or 'the file'} {reason}"
+        return error
+
 
 class ShapeError(PyggmlSpecError, ValueError):
     """An operand of a graph operation has the wrong shape, type or layout (ggml itself would abort the process)."""

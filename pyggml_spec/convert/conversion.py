@@ -48,9 +48,10 @@ class Conversion:
             with open_gguf(path) as file:
                 read(file)
         except ModelFileError as error:  # of a file that is not there yet: what its maker can mend is the checkpoint
-            reason = str(error).replace(f" of '{path}'", "").replace(f"'{path}'", "the file").partition("; convert")[0]
-            raise ModelFileError(
-                f"'{self.settings_file}' does not fit the tensors beside it: {reason}; correct it or download it again"
+            raise ModelFileError.about(
+                self.settings_file,
+                f"does not fit the tensors beside it: {error.finding or error}",
+                way_out="correct it or download it again",
             ) from error
 
 

@@ -33,9 +33,10 @@ def find_dialect(file: GgufFile) -> Dialect:
         return _llama_cpp("dflash.")
     if architecture in ("qwen35-dflash-draft", "dflash-draft"):
         return _lucebox(f"{architecture}.")
-    raise ModelFileError(
-        f"'{file.path}' has architecture '{architecture}', which is no supported drafter; "
-        "drafters are 'dflash' (llama.cpp) or 'qwen35-dflash-draft' (lucebox)"
+    raise ModelFileError.about(
+        file.path,
+        f"has architecture '{architecture}', which is no supported drafter; "
+        "drafters are 'dflash' (llama.cpp) or 'qwen35-dflash-draft' (lucebox)",
     )
 
 
@@ -68,7 +69,7 @@ def read_mask_token_id(keys: Metadata, dialect: Dialect, most: int) -> int:
     """The mask token id under any of the dialect's keys; files that store two different ones are refused."""
     found = {key: keys.require_int(key, 0, most) for key in dialect.mask_keys if key in keys}
     if not found:
-        keys.fail(dialect.mask_keys[0], "a drafter must name the mask token it was trained with; convert it again")
+        keys.fail(dialect.mask_keys[0], "a drafter must name the mask token it was trained with", "convert it again")
     if len(set(found.values())) > 1:
         keys.fail(dialect.mask_keys[0], f"'{dialect.mask_keys[1]}' holds {found[dialect.mask_keys[1]]}")
     return next(iter(found.values()))
@@ -104,7 +105,9 @@ def canonical_tensors(file: GgufFile) -> dict[str, TensorInfo]:
     renamed = [replace(tensor, name=_canonical_name(name)) for name, tensor in file.tensors.items()]
     tensors = {tensor.name: tensor for tensor in renamed}
     if len(tensors) != len(renamed):
-        raise ModelFileError(f"'{file.path}' holds a tensor under two spellings of its name; convert the drafter again")
+        raise ModelFileError.about(
+            file.path, "holds a tensor under two spellings of its name", way_out="convert the drafter again"
+        )
     return tensors
 
 

@@ -188,7 +188,7 @@ def _config_from_keys(file: GgufFile, dialect: Dialect, tensors: Tensors) -> Dra
 def _find_kind(file: GgufFile, tensors: Tensors) -> DrafterKind:
     has_markov, has_selector = "markov_w1.weight" in tensors, "selector_hidden.weight" in tensors
     if has_markov and has_selector:
-        raise ModelFileError(f"'{file.path}' has both DSpark and DFlash2 heads; such a drafter is not supported")
+        raise ModelFileError.about(file.path, "has both DSpark and DFlash2 heads; such a drafter is not supported")
     return "dspark" if has_markov else "dflash2" if has_selector else "dflash"
 
 
@@ -206,9 +206,11 @@ def _read_target_layers(keys: Metadata, dialect: Dialect) -> tuple[int, ...]:
 def _read_n_embd_target(file: GgufFile, tensors: Tensors, n_features: int) -> int:
     n_inputs = _first_extent(tensors, "fc.weight")
     if n_inputs == 0 or n_inputs % n_features:
-        raise ModelFileError(
-            f"'{file.path}' projects features of {n_inputs} values (tensor fc.weight), "
-            f"which do not divide into its {n_features} target layers; convert the drafter again"
+        raise ModelFileError.about(
+            file.path,
+            f"projects features of {n_inputs} values (tensor fc.weight), "
+            f"which do not divide into its {n_features} target layers",
+            way_out="convert the drafter again",
         )
     return n_inputs // n_features
 
@@ -226,7 +228,9 @@ def _read_vocabulary_sizes(file: GgufFile, dialect: Dialect, tensors: Tensors) -
     if not 1 <= n_vocab_target <= MAX_VOCAB:
         file.metadata.fail("tokenizer.ggml.tokens", f"a drafter needs a vocabulary of 1 to {MAX_VOCAB} tokens")
     if is_reduced and "output.weight" not in tensors:
-        raise ModelFileError(f"'{file.path}' maps draft ids (tensor d2t) but has no output.weight; convert it again")
+        raise ModelFileError.about(
+            file.path, "maps draft ids (tensor d2t) but has no output.weight", way_out="convert it again"
+        )
     n_vocab = _first_extent(tensors, "d2t") if is_reduced else _rows(tensors, "output.weight") or n_vocab_target
     return n_vocab, n_vocab_target
 
@@ -296,9 +300,11 @@ def _read_dflash2_sizes(keys: Metadata, dialect: Dialect, n_embd: int) -> dict[s
 def _check_draft_to_target_table(file: GgufFile, table: TensorInfo, n_vocab_target: int) -> None:
     ids = table.data.view(np.int64)
     if ids.min() < 0 or ids.max() >= n_vocab_target or np.unique(ids).size != ids.size:
-        raise ModelFileError(
-            f"tensor 'd2t' of '{file.path}' maps draft ids to {ids.min()} .. {ids.max()}, "
-            f"but they must be different ids below {n_vocab_target}; convert the drafter again"
+        raise ModelFileError.about(
+            file.path,
+            f"maps draft ids to {ids.min()} .. {ids.max()}, but they must be different ids below {n_vocab_target}",
+            part="tensor 'd2t'",
+            way_out="convert the drafter again",
         )
 
 

@@ -84,14 +84,16 @@ def check_header(path: Path) -> HeaderLayout:
         if not path.exists():
             raise ModelFileError(f"model file '{path}' does not exist; check the path")
         if not path.is_file():
-            raise ModelFileError(f"'{path}' is not a regular file; give the path of a .gguf file")
+            raise ModelFileError.about(path, "is not a regular file", way_out="give the path of a .gguf file")
         n_bytes = path.stat().st_size
         if n_bytes < 24:
-            raise ModelFileError(f"'{path}' has {n_bytes} bytes, too few for a GGUF header; download it again")
+            raise ModelFileError.about(
+                path, f"has {n_bytes} bytes, too few for a GGUF header", way_out="download it again"
+            )
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as buffer:
             return _HeaderWalk(path, buffer).run()
     except (OSError, ValueError) as error:
-        raise ModelFileError(f"'{path}' cannot be read: {error}") from error
+        raise ModelFileError.about(path, f"cannot be read: {error}") from error
 
 
 class _HeaderWalk:
@@ -119,18 +121,20 @@ class _HeaderWalk:
         return HeaderLayout(version, self.alignment, self.arrays, claims)
 
     def fail(self, what: str) -> NoReturn:
-        raise ModelFileError(f"'{self.path}' is damaged: {what}; download or convert it again")
+        raise ModelFileError.about(self.path, f"is damaged: {what}", way_out="download or convert it again")
 
     def _check_magic_and_version(self) -> int:
         magic = bytes(self.buffer[:4])
         if magic != b"GGUF":
-            raise ModelFileError(f"'{self.path}' is not a GGUF file: it starts with {magic!r} instead of b'GGUF'")
+            raise ModelFileError.about(self.path, f"is not a GGUF file: it starts with {magic!r} instead of b'GGUF'")
         self.position = 4
         version = self._take_u32("the version")
         if version not in READABLE_VERSIONS and version & 0xFFFF == 0:
-            raise ModelFileError(f"'{self.path}' is a big-endian GGUF file; only little-endian files are supported")
+            raise ModelFileError.about(self.path, "is a big-endian GGUF file; only little-endian files are supported")
         if version not in READABLE_VERSIONS:
-            raise ModelFileError(f"'{self.path}' is GGUF version {version}; supported are 2 and 3: convert it again")
+            raise ModelFileError.about(
+                self.path, f"is GGUF version {version}, but supported are 2 and 3", way_out="convert it again"
+            )
         return version
 
     def _check_count(self, what: str, count: int, most: int, *, least_bytes: int) -> None:
@@ -249,9 +253,11 @@ class _HeaderWalk:
         try:
             return gguf.GGMLQuantizationType(number)
         except ValueError:
-            raise ModelFileError(
-                f"tensor '{name}' of '{self.path}' has type number {number}, unknown to gguf; "
-                "requantise the model to a standard type"
+            raise ModelFileError.about(
+                self.path,
+                f"has type number {number}, unknown to gguf",
+                part=f"tensor '{name}'",
+                way_out="requantise the model to a standard type",
             ) from None
 
     def _tensor_bytes(self, name: str, ne: tuple[int, ...], tensor_type: gguf.GGMLQuantizationType) -> int:

@@ -72,8 +72,8 @@ class Metadata(Mapping[str, Any]):
         try:
             return field.contents()
         except UnicodeDecodeError:
-            raise ModelFileError(
-                f"key '{key}' of '{self.file}' is not UTF-8 text; {self.written_by} writes it"
+            raise ModelFileError.about(
+                self.file, "is not UTF-8 text", part=f"key '{key}'", way_out=f"{self.written_by} writes it"
             ) from None
 
     def stored_value(self, key: str) -> bytes:
@@ -92,10 +92,16 @@ class Metadata(Mapping[str, Any]):
             return "lucebox's drafter converter"
         return "llama.cpp's convert_hf_to_gguf.py"
 
-    def fail(self, key: str, rule: str) -> NoReturn:
-        """Raise ModelFileError saying what key holds and which rule that breaks."""
+    def fail(self, key: str, rule: str, way_out: str = "") -> NoReturn:
+        """Raise ModelFileError saying what key holds, which rule that breaks, and who can mend it."""
         found = f"is {self._show(key)}" if key in self._fields else "is missing"
-        raise ModelFileError(f"key '{key}' of '{self.file}' {found}, but {rule} ({self.written_by} writes it)")
+        writer = f"{self.written_by} writes it"
+        raise ModelFileError.about(
+            self.file,
+            f"{found}, but {rule}",
+            part=f"key '{key}'",
+            way_out=f"{way_out} ({writer})" if way_out else writer,
+        )
 
     def require_int(self, key: str, low: int, high: int) -> int:
         """An integer in low..high; an array of equal integers counts as one (llama.cpp writes both)."""

@@ -83,7 +83,9 @@ def open_gguf(path: str | PathLike[str]) -> GgufFile:
     for shard in shards:
         twice = next((name for name in shard.tensors if name in tensors), None)
         if twice is not None:
-            raise ModelFileError(f"tensor '{twice}' of '{shard.path}' is in an earlier shard; split the model again")
+            raise ModelFileError.about(
+                shard.path, "is in an earlier shard", part=f"tensor '{twice}'", way_out="split the model again"
+            )
         tensors |= shard.tensors
     return GgufFile(paths, shards[0].metadata, tensors, shards[0].alignment)
 
@@ -95,7 +97,7 @@ def shard_paths(path: Path) -> tuple[Path, ...]:
         return (path,)
     count = int(match["count"])
     if not 1 <= int(match["number"]) <= count <= _MAX_SHARDS:
-        raise ModelFileError(f"'{path}' is named shard {match['number']} of {match['count']}, which cannot be")
+        raise ModelFileError.about(path, f"is named shard {match['number']} of {match['count']}, which cannot be")
     paths = tuple(path.with_name(f"{match['stem']}-{number:05d}-of-{count:05d}.gguf") for number in range(1, count + 1))
     missing = [shard for shard in paths if not shard.exists()]
     if missing and path.exists():
@@ -108,7 +110,7 @@ def _open_shard(path: Path) -> GgufFile:
     try:
         reader = _LazyArrayReader(path, layout)
     except (ValueError, KeyError, IndexError, OverflowError, ArithmeticError, OSError) as error:
-        raise ModelFileError(f"'{path}' is damaged: {error}; download or convert it again") from error
+        raise ModelFileError.about(path, f"is damaged: {error}", way_out="download or convert it again") from error
     metadata = Metadata(reader.metadata_fields(), file=str(path))
     return GgufFile((path,), metadata, reader.tensor_infos(), layout.alignment)
 

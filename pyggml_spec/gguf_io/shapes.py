@@ -33,31 +33,41 @@ def check_tensors(
         _check_tensor(file, tensors.get(name), name, ne)
     unknown = [name for name in tensors if name not in expected and not name.startswith(skipped_prefixes)]
     if unknown:
-        raise ModelFileError(
-            f"'{file.path}' has a tensor '{unknown[0]}' that plain {file.architecture} models do not have; "
-            "this variant of the model is not supported"
+        raise ModelFileError.about(
+            file.path,
+            f"has a tensor '{unknown[0]}' that plain {file.architecture} models do not have; "
+            "this variant of the model is not supported",
         )
 
 
 def _check_tensor(file: GgufFile, tensor: TensorInfo | None, name: str, ne: Shape) -> None:
     if tensor is None:
-        raise ModelFileError(f"'{file.path}' has no tensor '{name}' (expected ne={list(ne)}); convert the model again")
+        raise ModelFileError.about(
+            file.path, f"has no tensor '{name}' (expected ne={list(ne)})", way_out="convert the model again"
+        )
     if trimmed_shape(tensor.ne) != trimmed_shape(ne):
-        raise ModelFileError(
-            f"tensor '{name}' of '{file.path}' has ne={list(tensor.ne)}, but its keys imply ne={list(ne)}; "
-            "convert the model again"
+        raise ModelFileError.about(
+            file.path,
+            f"has ne={list(tensor.ne)}, but the keys imply ne={list(ne)}",
+            part=f"tensor '{name}'",
+            way_out="convert the model again",
         )
     rule = _broken_type_rule(name, tensor.type)
     if rule:
-        raise ModelFileError(f"tensor '{name}' of '{file.path}' has type {tensor.type.name}, but {rule}")
+        raise ModelFileError.about(
+            file.path,
+            f"has type {tensor.type.name}, but {rule}",
+            part=f"tensor '{name}'",
+            way_out="convert or requantise the model again",
+        )
 
 
 def _broken_type_rule(name: str, tensor_type: gguf.GGMLQuantizationType) -> str:
     if name == "d2t":
         return "" if tensor_type == gguf.GGMLQuantizationType.I64 else "a draft-to-target table must be I64"
     if name.endswith(_F32_SUFFIXES):
-        return "" if tensor_type == gguf.GGMLQuantizationType.F32 else "it must be F32: convert the model again"
-    return "no matrix has that type: requantise the model" if tensor_type.name in _NOT_FOR_MATRICES else ""
+        return "" if tensor_type == gguf.GGMLQuantizationType.F32 else "it must be F32"
+    return "no matrix has that type" if tensor_type.name in _NOT_FOR_MATRICES else ""
 
 
 def trimmed_shape(ne: Shape) -> Shape:

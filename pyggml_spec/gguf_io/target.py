@@ -93,7 +93,7 @@ def _check_architecture(file: GgufFile) -> None:
     architecture = file.architecture
     if architecture != ARCHITECTURE:
         reason = _UNSUPPORTED.get(architecture, f"targets must be '{ARCHITECTURE}' (Qwen3.5 text models)")
-        raise ModelFileError(f"'{file.path}' has architecture '{architecture}': {reason}")
+        raise ModelFileError.about(file.path, f"has architecture '{architecture}': {reason}")
 
 
 def _n_mtp(keys: Metadata) -> int:
@@ -142,8 +142,10 @@ def _read_n_vocab(file: GgufFile) -> int:
     table = file.tensors.get("token_embd.weight")
     n_vocab = table.ne[1] if table is not None and len(table.ne) == 2 else 0
     if not 1 <= n_vocab <= MAX_VOCAB:
-        raise ModelFileError(
-            f"'{file.path}' has no embedding table 'token_embd.weight' of 1 to {MAX_VOCAB} rows; is it a whole model?"
+        raise ModelFileError.about(
+            file.path,
+            f"has no embedding table 'token_embd.weight' of 1 to {MAX_VOCAB} rows",
+            way_out="is it a whole model?",
         )
     tokens = file.metadata.find_string_array("tokenizer.ggml.tokens")
     if tokens is not None and tokens.n_items > n_vocab:
@@ -200,4 +202,4 @@ def refuse_rope_scaling(keys: Metadata, prefix: str) -> None:
     """A target with a scaled rotary embedding is refused: ignoring the scaling would degrade it silently."""
     scaling = keys.find_string(prefix + "rope.scaling.type", default="none")
     if scaling != "none" and keys.find_float(prefix + "rope.scaling.factor", 0.0, 1e9, default=1.0) != 1.0:
-        keys.fail(prefix + "rope.scaling.type", "targets with rope scaling are not supported; convert without it")
+        keys.fail(prefix + "rope.scaling.type", "targets with rope scaling are not supported", "convert without it")

@@ -275,7 +275,7 @@ def test_last_layer_is_noted(tmp_path: Path) -> None:
         ("dflash2", {"dflash_config__conv_group_size": 0}, r"is 0, but must be an integer in 1 to"),
         ("dflash2", {"dflash_config__conv_group_size": 24}, r"must divide embedding_length = 256"),
         ("dflash2", {"dflash_config__selector_rank": None}, r"'dflash_config.selector_rank' .* is missing"),
-        ("dflash2", {"dflash_config__selector_rank": 32}, r"its keys imply ne=\[32, 8192\]"),
+        ("dflash2", {"dflash_config__selector_rank": 32}, r"the keys imply ne=\[32, 8192\]"),
         ("dflash2", {"vocab_size": 8000}, r"is 8187, but must be an integer in 0 to 7999"),
     ],
 )

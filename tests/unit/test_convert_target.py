@@ -132,7 +132,7 @@ def _tensors_of(directory: Path) -> dict[str, np.ndarray]:
         ({"rope_parameters__mrope_section": [1]}, r"three sections"),
         ({"rope_parameters__rope_theta": None}, r"'rope_theta' .* is missing"),
         ({"vocab_size": 30}, r"has id \d+, but the model's tables have 30 rows"),
-        ({"intermediate_size": 32}, r"its keys imply ne=\[16, 32\]"),
+        ({"intermediate_size": 32}, r"the keys imply ne=\[16, 32\]"),
         ({"num_hidden_layers": 5, "layer_types": None, "full_attention_interval": 4}, r"has no tensor 'blk.4"),
     ],
 )
@@ -141,6 +141,18 @@ def test_refused(tiny: Path, changes: dict[str, Any], message: str) -> None:
     change_config(tiny, **changes)
     with pytest.raises(ModelFileError, match=message):
         plan_conversion(tiny).check()
+
+
+def test_settings_that_the_reader_refuses(tiny: Path) -> None:
+    """The sentence names config.json, which can be mended; neither the file not yet written nor another converter."""
+    path = change_config(tiny, head_dim=2048) / "config.json"
+    with pytest.raises(ModelFileError) as caught:
+        plan_conversion(tiny).check()
+
+    assert str(caught.value) == (
+        f"'{path}' does not fit the tensors beside it: key 'qwen35.attention.key_length' is 2048, "
+        "but must be an integer in 1 to 1024; correct it or download it again"
+    )
 
 
 def test_unknown_tensor(tiny: Path) -> None:

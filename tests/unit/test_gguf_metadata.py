@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 
@@ -96,6 +97,18 @@ def test_wrong_values(metadata: Metadata, key: str, get: Callable[[Metadata], ob
     assert f"'{key}'" in message and "kinds.gguf" in message and "convert_hf_to_gguf.py" in message
     assert ("is missing" in message) == (key == "missing")
     assert "\n" not in message and len(message) < 400
+
+
+def test_sentences_have_parts() -> None:
+    """Who made a file tells its reader's finding without the name of the file and what to do about it."""
+    error = ModelFileError.about("a.gguf", "has type I8", part="tensor 'x'", way_out="convert it again")
+    whole = ModelFileError.about(Path("a.gguf"), "is damaged")
+
+    assert str(error) == "tensor 'x' of 'a.gguf' has type I8; convert it again"
+    assert error.finding == "tensor 'x' has type I8"
+    assert (str(whole), whole.finding) == ("'a.gguf' is damaged", "the file is damaged")
+    assert pickle.loads(pickle.dumps(error)).finding == error.finding
+    assert ModelFileError("something else").finding is None
 
 
 def test_the_writer_of_lucebox_files(tmp_path: Path) -> None:

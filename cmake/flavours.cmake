@@ -16,6 +16,10 @@ function(pyggml_spec_flavours result)
     if(PYGGML_SPEC_CUDA AND NOT "cuda" IN_LIST names)
         list(APPEND names cuda)
     endif()
+    if(NOT "cuda" IN_LIST names AND NOT PYGGML_SPEC_CUDA_ARCHITECTURES STREQUAL "native")
+        message(FATAL_ERROR "PYGGML_SPEC_CUDA_ARCHITECTURES=${PYGGML_SPEC_CUDA_ARCHITECTURES} names cards, but no CUDA flavour is "
+                            "built: set PYGGML_SPEC_CUDA=ON as well, or leave the architectures out.")
+    endif()
     foreach(name IN LISTS names)
         pyggml_spec_ask_flavours(options options "${name}")
         if(NOT options)
@@ -32,6 +36,11 @@ function(pyggml_spec_add_children names)
     include(ExternalProject)
     string(REPLACE ";" "," architectures "${PYGGML_SPEC_CUDA_ARCHITECTURES}")
     foreach(name IN LISTS names)
+        set(own_args "")
+        if(name STREQUAL "cuda")
+            set(own_args "-DPYGGML_SPEC_CUDA_ARCHITECTURES=${architectures}"
+                         "-DPYGGML_SPEC_CUDA_DEVELOPMENT=${PYGGML_SPEC_CUDA_DEVELOPMENT}")
+        endif()
         ExternalProject_Add(${name}
             SOURCE_DIR "${CMAKE_CURRENT_SOURCE_DIR}"
             BINARY_DIR "${CMAKE_BINARY_DIR}/${name}"
@@ -46,9 +55,8 @@ function(pyggml_spec_add_children names)
                 "-DCMAKE_BUILD_TYPE=${CMAKE_BUILD_TYPE}"
                 "-DPython_EXECUTABLE=${Python_EXECUTABLE}"
                 "-DPython_INCLUDE_DIR=${Python_INCLUDE_DIRS}"  # not found again by itself for some virtual environments
-                "-DPYGGML_SPEC_CUDA_ARCHITECTURES=${architectures}"
-                "-DPYGGML_SPEC_CUDA_DEVELOPMENT=${PYGGML_SPEC_CUDA_DEVELOPMENT}"
-                "-DCMAKE_MAKE_PROGRAM=${CMAKE_MAKE_PROGRAM}")
+                "-DCMAKE_MAKE_PROGRAM=${CMAKE_MAKE_PROGRAM}"
+                ${own_args})
         install(FILES "${CMAKE_BINARY_DIR}/${name}/_ggml_${name}.abi3.so" DESTINATION pyggml_spec/_native COMPONENT pyggml_spec)
     endforeach()
 endfunction()

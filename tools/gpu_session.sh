@@ -29,15 +29,21 @@ cd "$(dirname "$0")/.."
 
 out=gpu-session pack="" work="${TMPDIR:-/tmp}/pyggml-spec-gpu" wheels="" upstream="" extension="" llama_bench=""
 arch=native shape=27b type=q4_k_m device=auto quick="" impose=0.827
+refuse() { echo "$1; the head of $0 lists options and stages" >&2; exit 2; }
 while [[ "${1:-}" == --* ]]; do
+    [[ "$1" == --quick || $# -ge 2 ]] || refuse "$1 needs a value"
     case "$1" in
         --quick) quick=yes; shift; continue ;;
         --out) out="$2" ;; --pack) pack="$2" ;; --work) work="$2" ;; --wheels) wheels="$2" ;; --upstream) upstream="$2" ;;
         --extension) extension="$2" ;; --llama-bench) llama_bench="$2" ;; --arch) arch="$2" ;; --shape) shape="$2" ;;
         --type) type="$2" ;; --impose) impose="$2" ;; --device) device="$2" ;;
-        *) echo "unknown option $1" >&2; exit 2 ;;
+        *) refuse "there is no option $1" ;;
     esac
     shift 2
+done
+[[ $# -gt 0 ]] || refuse "no stage is named"
+for name in "$@"; do
+    [[ " build ensure ops sanitize e2e exact40 bench baseline types shapes impose profile " == *" $name "* ]] || refuse "there is no stage $name"
 done
 [[ "${device,,}" == cpu ]] && device=CPU
 mkdir -p "$out" "$work"
@@ -214,7 +220,6 @@ for name in "$@"; do
         baseline|types|shapes) stage "$name" 540 "$name" ;;
         impose)    stage impose 300 impose ;;
         profile)   stage profile 320 profile ;;
-        *) echo "unknown stage $name" >&2; exit 2 ;;
     esac
 done
 for log in "$out"/*.log; do

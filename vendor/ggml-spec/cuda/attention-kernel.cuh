@@ -20,7 +20,8 @@ struct block_memory {
     const float * query[n_rows];                // null: no such row
 };
 
-// Splits of one call may have two lengths, where some of its rows are longer than others: first and last of them.
+// Splits of one call may differ in length where some of its rows are longer than others: the shortest and the longest. They
+// differ in steps of a tile, and there are rarely two.
 struct split_lengths {
     int first, last;
 

@@ -243,13 +243,12 @@ void launch(const attention_operands & o, bool by_matrix_units, size_t shared_by
     attention_join_kernel<D><<<dim3(o.n_heads, o.n_columns), D, 0, stream>>>(o);
 }
 
-// The smallest variant for matrix units needs no more than the whole one without, and cards with matrix units have more
-// than 64 KB of shared memory a block.
+// The smallest variant for matrix units needs no more than the whole one without.
 template <int D>
-bool fits(int64_t n_columns, size_t shared_bytes) {
+bool fits(int64_t n_columns, size_t shared_bytes, bool by_matrix_units) {
     const size_t whole = attention_block_bytes<fma_whole<D>>((int) n_columns);
     const size_t least = attention_block_bytes<fma_least<D>>((int) n_columns);
-    return (shared_bytes > 64 * 1024 ? whole : least) + attention_static_bytes <= shared_bytes;
+    return (by_matrix_units ? whole : least) + attention_static_bytes <= shared_bytes;
 }
 
 }  // namespace
@@ -259,8 +258,9 @@ bool attention_supported(const ggml_tensor * op, const ggml_spec_cuda_card & car
     if ((D != 64 && D != 128 && D != 256) || n_columns > 65535 || !find_cell_type(op->src[1]) || !find_cell_type(op->src[2])) {
         return false;
     }
-    return D == 64  ? fits<64>(n_columns, card.shared_bytes) :
-           D == 128 ? fits<128>(n_columns, card.shared_bytes) : fits<256>(n_columns, card.shared_bytes);
+    const bool by_mma = use_matrix_units(op, card);
+    return D == 64  ? fits<64>(n_columns, card.shared_bytes, by_mma) :
+           D == 128 ? fits<128>(n_columns, card.shared_bytes, by_mma) : fits<256>(n_columns, card.shared_bytes, by_mma);
 }
 
 size_t attention_scratch_bytes(const ggml_tensor * op, const ggml_spec_cuda_card & card) {

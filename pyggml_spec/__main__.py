@@ -1,13 +1,14 @@
 """The program `pyggml-spec`, also as `python -m pyggml_spec`.
 
 Ctrl-C while modules are imported would print a traceback, or be lost in one of them: until the program runs, it ends
-the process at once.
+the process at once. SIGTERM ends it as an exit does, so that unfinished files are removed.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 
 
 def main() -> None:
@@ -19,6 +20,8 @@ def main() -> None:
 
     if may_interrupt:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # 128 + SIGTERM, as shells report it
     program()
 
 

@@ -1,7 +1,8 @@
 """The `pyggml-spec` program: one module per verb; the only part of the package that prints or reads the environment.
 
 Exit codes: 0 done, 1 an error of this package (one sentence on stderr), 2 wrong usage, 130 stopped by Ctrl-C,
-141 the reader of stdout went away. Nothing heavy is imported before a command runs, so that `--help` is instant.
+143 by SIGTERM, 141 the reader of stdout went away. Nothing heavy is imported before a command runs, so that `--help` is
+instant.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def convert(
     else:
         refuse_to_replace(path, plan.inputs, force=force)
         with StageBar() as bar:
-            plan.write(path, lambda done, total: bar.update("converting", done, total))
+            plan.write(path, lambda done, total: bar.update("converting", done, total), replace=force)
     report = describe_plan(plan.file, path, notes, written=not dry_run)
     if as_json:
         print_json({"role": plan.role, "architecture": plan.architecture, **report})

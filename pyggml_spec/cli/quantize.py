@@ -86,23 +86,21 @@ def quantize(
         plan = plan_requantisation(file, recipe, overrides, n_threads=threads or default_threads())
         notes = list(plan.notes)
         if dry_run:
+            plan.check()
             notes += note_on_replacing(output, plan.inputs, force=force)
         else:
             refuse_to_replace(output, plan.inputs, force=force)
-        errors = _run(plan, output, verify, dry_run, bar)
+        errors = None if dry_run else _run(plan, output, verify, force, bar)
         bar.hide()
         report = describe_plan(plan.file, output, notes, written=not dry_run)
         report |= {"n_bytes_before": file.n_bytes, "errors": None if errors is None else _rows(errors)}
         _print(report, plan, as_json)
 
 
-def _run(plan: Requantisation, output: Path, verify: bool, dry_run: bool, bar: StageBar) -> list[TensorError] | None:
+def _run(plan: Requantisation, output: Path, verify: bool, force: bool, bar: StageBar) -> list[TensorError] | None:
     from ..convert import verify_requantisation
 
-    if dry_run:
-        plan.check()
-        return None
-    plan.write(output, lambda done, total: bar.update("quantising", done, total))
+    plan.write(output, lambda done, total: bar.update("quantising", done, total), replace=force)
     if not verify:
         return None
     return verify_requantisation(plan, output, lambda done, total: bar.update("reading back", done, total))

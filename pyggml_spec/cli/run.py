@@ -74,6 +74,8 @@ def load_engine(given: dict[str, Any], bar: StageBar, **others: Any) -> Engine:
 def _refuse_contradictions(given: dict[str, Any]) -> None:
     """Combinations in which one of the options would be ignored."""
     sampling = [f"--{name.replace('_', '-')}" for name in _law(given).ignored]
+    has_no_drafter = given["target"] and not given["drafter"]
+    has_penalties = given["repeat_penalty"] != 1 or given["presence_penalty"] or given["frequency_penalty"]
     rules = [
         *model_rules(given),
         (
@@ -84,9 +86,15 @@ def _refuse_contradictions(given: dict[str, Any]) -> None:
         (given["as_json"] and given["display_prompt"], "--json prints its document only: leave --display-prompt out."),
         (given["draft_max"] and given["spec"] == "off", "--spec off makes no drafts: leave --draft-max out."),
         (given["policy"] and given["spec"] == "off", "--spec off makes no drafts: leave --policy out."),
+        (given["draft_max"] and has_no_drafter, "--draft-max needs a drafter: give -md FILE."),
+        (given["policy"] and has_no_drafter, "--policy needs a drafter: give -md FILE."),
         (
-            given["draft_max"] and given["target"] and not given["drafter"],
-            "--draft-max needs a drafter: give -md FILE.",
+            given["penalty_last_n"] == 0 and has_penalties,
+            "--repeat-last-n 0 turns penalties off: leave it out, or the penalties.",
+        ),
+        (
+            given["penalty_last_n"] not in (0, SamplingParams.penalty_last_n) and not has_penalties,
+            "--repeat-last-n is how far penalties look back: give one, or leave it out.",
         ),
         (
             _tree_options(given) and given["spec"] != "tree",
@@ -108,7 +116,14 @@ def _seed(given: dict[str, Any]) -> int | None:
 def model_rules(given: dict[str, Any]) -> list[tuple[bool, str]]:
     """The rules of every command that loads models: (is broken, sentence)."""
     has_lone_drafter = bool(given["drafter"] and not given["target"])
+    of_drafter = {
+        "-ctkd": given["kv_type_draft_k"] != "f16",
+        "-ctvd": given["kv_type_draft_v"] != "f16",
+        "--rotate-draft-keys": given["rotate_draft_keys"],
+    }
+    unused = [flag for flag, is_set in of_drafter.items() if is_set and given["target"] and not given["drafter"]]
     return [
+        (bool(unused), f"Only a drafter's cache has {' and '.join(unused)}: give -md FILE too."),
         (has_lone_drafter, "-md names a drafter, but its target is missing: give -m FILE too."),
         (given["system"] is not None and not given["chat"], "--system is a chat message: give --chat too."),
     ]

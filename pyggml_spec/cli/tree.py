@@ -79,12 +79,21 @@ def tree(**given: Any) -> None:
     if not rounds:
         raise click.ClickException("The context is full after the prompt: there is no next round; give a larger -c.")
     for path, draw in _pictures(rounds, names, text, given):
-        path.write_text(draw(), encoding="utf-8")
+        _write_picture(path, draw(), given["force"])
         click.echo(f"wrote {path}", err=True)
     if given["as_json"]:
         print_json(_document(rounds, names, text, given))
     elif not (given["svg"] or given["html"]):
         _print_trees(rounds)
+
+
+def _write_picture(path: Path, text: str, force: bool) -> None:
+    """Write it; without `force` never over a file that somebody made meanwhile."""
+    try:
+        with path.open("w" if force else "x", encoding="utf-8") as out:
+            out.write(text)
+    except OSError as error:
+        raise click.ClickException(f"The picture {str(path)!r} cannot be written: {error.strerror}.") from error
 
 
 def _refuse_pictures(given: dict[str, Any]) -> None:

@@ -37,10 +37,10 @@ class Conversion:
         """Raise ModelFileError unless the file would be one that this package can run."""
         check_outline(self.file, "the converted model", self._check_readable)
 
-    def write(self, path: Path, on_progress: Progress | None = None) -> None:
-        """Write the file; an interrupted run leaves nothing under its name."""
+    def write(self, path: Path, on_progress: Progress | None = None, *, replace: bool = True) -> None:
+        """Write the file; an interrupted run leaves nothing under its name. `replace`: a file of that name may go."""
         refuse_input(path, self.inputs)
-        write_file(self.file, path, self._check_readable, on_progress)
+        write_file(self.file, path, self._check_readable, on_progress, replace=replace)
 
     def _check_readable(self, path: Path) -> None:
         read = read_target_config if self.role == "target" else read_drafter_config

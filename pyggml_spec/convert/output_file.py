@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import secrets
 import shutil
 import struct
 import tempfile
@@ -71,27 +72,35 @@ def refuse_input(path: Path, inputs: Iterable[Path]) -> None:
 
 
 def write_file(
-    file: OutputFile, path: Path, check: Callable[[Path], None], on_progress: Progress | None = None
+    file: OutputFile,
+    path: Path,
+    check: Callable[[Path], None],
+    on_progress: Progress | None = None,
+    *,
+    replace: bool = True,
 ) -> None:
     """Write the file under a temporary name, then give it its name; whatever fails or interrupts leaves neither.
 
     `check` sees the file before the slow part: header and integer tables as they will be, other values still zero.
-    Raises ModelFileError when there is nothing to write, no space, or a tensor yields other bytes than it announced.
+    Raises ModelFileError when there is nothing to write, no folder, no space, a tensor yields other bytes than it
+    announced, or the name is taken at the end and may not be replaced.
     """
     if path.exists() and not path.is_file():
         raise ModelFileError(f"'{path}' is no ordinary file and would be replaced by one; choose another name")
     path = path.resolve()  # a link stays one, what it names is replaced
-    with _temporary_beside(path) as temporary:
+    if not path.parent.is_dir():
+        raise ModelFileError(f"the folder '{path.parent}' does not exist: make it, or write elsewhere")
+    with _temporary_beside(path) as (temporary, out):
         n_free = shutil.disk_usage(path.parent).free
         if n_free < file.n_bytes:
             raise ModelFileError(f"'{path}' takes {file.n_bytes:,} bytes but its disk has {n_free:,} left; free some")
-        with temporary.open("xb") as out:
-            offsets = _write_outline(file, out, path)
-            check(temporary)
-            _write_tensors(file, offsets, out, on_progress)
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(temporary, path)
+        offsets = _write_outline(file, out, path)
+        check(temporary)
+        _write_tensors(file, offsets, out, on_progress)
+        out.flush()
+        os.fsync(out.fileno())
+        out.close()
+        _rename(temporary, path, replace=replace)
 
 
 def check_outline(file: OutputFile, name: str, check: Callable[[Path], None]) -> None:
@@ -104,13 +113,29 @@ def check_outline(file: OutputFile, name: str, check: Callable[[Path], None]) ->
 
 
 @contextlib.contextmanager
-def _temporary_beside(path: Path) -> Iterator[Path]:
-    # in the same directory, because a file gets its name in one step only within a file system
-    temporary = path.with_name(f".{path.name[:200]}.{os.getpid()}.part")
-    try:
-        yield temporary
-    finally:
-        temporary.unlink(missing_ok=True)
+def _temporary_beside(path: Path) -> Iterator[tuple[Path, BinaryIO]]:
+    # in the same directory, because a file gets its name in one step only within a file system; process numbers repeat
+    # between containers that share a folder
+    temporary = path.with_name(f".{path.name[:200]}.{secrets.token_hex(6)}.part")
+    with temporary.open("xb") as out:
+        try:
+            yield temporary, out
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def _rename(temporary: Path, path: Path, *, replace: bool) -> None:
+    """Give the file its name; ModelFileError when another has it by now and may not be replaced."""
+    if not replace:
+        try:
+            os.link(temporary, path)  # unlike a replacement, fails in one step where the name is taken
+            return
+        except FileExistsError as error:
+            raise ModelFileError(f"'{path}' was made by somebody else meanwhile; choose another name") from error
+        except OSError:  # a file system without links
+            if path.exists():
+                raise ModelFileError(f"'{path}' was made by somebody else meanwhile; choose another name") from None
+    os.replace(temporary, path)
 
 
 def _write_outline(file: OutputFile, out: BinaryIO, path: Path) -> list[int]:

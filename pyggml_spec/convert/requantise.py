@@ -57,12 +57,12 @@ class Requantisation:
         """The files that are read."""
         return self.source.paths
 
-    def write(self, path: Path, on_progress: Progress | None = None) -> None:
-        """Write the file; an interrupted run leaves nothing under its name."""
+    def write(self, path: Path, on_progress: Progress | None = None, *, replace: bool = True) -> None:
+        """Write the file; an interrupted run leaves nothing under its name. `replace`: a file of that name may go."""
         refuse_input(path, self.inputs)
         if _SHARD_ENDING.search(path.name):
             raise OptionError(f"'{path.name}' is named like a part of a model; the output is one file: rename it")
-        write_file(self.file, path, _check_readable, on_progress)
+        write_file(self.file, path, _check_readable, on_progress, replace=replace)
 
 
 def plan_requantisation(

@@ -135,6 +135,8 @@ class Engine:
         draft_kv_types = _kv_types(kv_type_draft_k=kv_type_draft_k, kv_type_draft_v=kv_type_draft_v)
         with ExitStack() as stack:
             pair = open_pair(stack, *paths).with_drafter_settings(drafter_settings)
+            if pair.drafter_file is None and (rotate_draft_keys or {kv_type_draft_k, kv_type_draft_v} != {"f16"}):
+                raise OptionError("options of the drafter's cache were given without a drafter: give `drafter` too")
             limits = TargetLimits(pair.choose_n_ctx(n_ctx), n_slots, width, exact=exact, rotates_keys=rotate_keys)
             backend = stack.enter_context(Backend(choose_device(device), n_threads))
             loaded = load_target(stack, backend, pair, limits, kv_types, on_progress)
@@ -215,7 +217,7 @@ class Engine:
         check_flags(ignore_eos=ignore_eos)
         check_text("spec", spec, f"one of {', '.join(SPEC_MODES)}")
         how = SpecOptions(spec, as_int(draft_max), tree, confidence, policy)
-        refuse_ignored(how)
+        refuse_ignored(how, has_drafter=self.drafter is not None)
         return self._start(
             token_ids,
             params,

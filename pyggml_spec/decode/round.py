@@ -67,7 +67,7 @@ def check_spec(spec: SpecOptions, target: TargetSequence, drafter: DrafterSequen
     _check_confidence(spec, drafter)
 
 
-def refuse_ignored(spec: SpecOptions) -> None:
+def refuse_ignored(spec: SpecOptions, *, has_drafter: bool) -> None:
     """Raise OptionError for an option that its mode would ignore: whoever set it expects something of it."""
     for name, member in (("budget", "budget"), ("tree_top_k", "top_k"), ("tau", "tau")):
         value = getattr(spec.tree, member)
@@ -75,6 +75,11 @@ def refuse_ignored(spec: SpecOptions) -> None:
             raise OptionError(f"`{name}` is {value!r}: it shapes trees, so use `spec` tree or leave it out")
     if spec.mode == "off" and spec.draft_max:
         raise OptionError(f"`draft_max` is {spec.draft_max}, but `spec` off makes no drafts: leave one of them out")
+    if spec.mode == "off" and spec.policy:
+        raise OptionError(f"`policy` is {spec.policy!r}, but `spec` off makes no drafts: leave one of them out")
+    if not has_drafter and (spec.draft_max or spec.policy):
+        name = "draft_max" if spec.draft_max else "policy"
+        raise OptionError(f"`{name}` is {getattr(spec, name)!r}, but no drafter is loaded: load one, or leave it out")
 
 
 def _check_confidence(spec: SpecOptions, drafter: DrafterSequence | None) -> None:

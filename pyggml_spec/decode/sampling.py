@@ -20,8 +20,8 @@ _RULES: dict[str, tuple[Callable[[float], bool], str]] = {  # option -> (test, r
     "top_p": (lambda x: 0 < x <= 1, "above 0 and at most 1 (1 = off)"),
     "min_p": (lambda x: 0 <= x <= 1, "from 0 (off) to 1"),
     "repeat_penalty": (lambda x: 1e-3 <= x <= 1e3, "0.001 to 1000 (1 = off)"),
-    "presence_penalty": (lambda x: abs(x) < float("inf"), "finite (0 = off)"),
-    "frequency_penalty": (lambda x: abs(x) < float("inf"), "finite (0 = off)"),
+    "presence_penalty": (lambda x: abs(x) <= 100, "from -100 to 100 (0 = off)"),
+    "frequency_penalty": (lambda x: abs(x) <= 100, "from -100 to 100 (0 = off)"),
 }
 _INTEGER_RULES = {  # option -> least value, greatest one, rule as text
     "top_k": (0, None, "an integer of at least 0 (0 = off)"),

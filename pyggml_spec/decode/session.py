@@ -91,9 +91,14 @@ class Session:
 
         Caches that went another way are given up: recurrent state cannot be cut back, but the longest beginning of
         which `prefixes` has a snapshot is not computed again.
+
+        Raises:
+            OptionError: a generation is running, or these are no token ids; nothing has changed.
+            ContextLimitError: more tokens than the context holds; nothing has changed.
         """
         self._refuse_running()
         checked = _checked_ids(token_ids, self.n_vocab)
+        check_length(len(checked), self.target.n_ctx, self.target.n_ctx_train)
         if self.tokens[: self.target.length] != checked[:-1][: self.target.length]:
             self.caches.mark_void()
         self.tokens = checked

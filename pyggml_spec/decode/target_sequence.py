@@ -217,7 +217,10 @@ class NativeTargetSequence:
         if snapshot.is_released:
             raise OptionError("this snapshot was released: its memory may hold anything")
         if snapshot.generation != self._target.generation:
-            raise OptionError("this snapshot's caches were freed when the engine was parked; prefill its tokens again")
+            raise OptionError(
+                "this snapshot is of another engine, or its caches were freed when this one was parked: "
+                "prefill its tokens again"
+            )
         self._begin_anew()
         self._cells.restore(snapshot.cells)
         self._target.state.recurrent.write_slot(self.slot, snapshot.state)

@@ -86,7 +86,8 @@ def load(target: Path, drafter: Path | None, **options: Any) -> Engine:
     Upstream's products on a GPU depend on the width of a call, so there it is exact mode that keeps its promises.
     """
     device = options.get("device", "CPU")
-    caches = dict.fromkeys(("kv_type_k", "kv_type_v", "kv_type_draft_k", "kv_type_draft_v"), "f32")
+    names = ("kv_type_k", "kv_type_v", *(("kv_type_draft_k", "kv_type_draft_v") if drafter else ()))
+    caches = dict.fromkeys(names, "f32")
     defaults = {"n_ctx": N_CTX, "n_threads": 1, "exact": device != "CPU"} | caches
     return Engine.load(target, drafter, **(defaults | options | {"device": device}))
 

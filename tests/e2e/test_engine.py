@@ -109,6 +109,8 @@ def test_prompt_longer_than_the_context_is_refused(small: Engine) -> None:
         ({"budget": 32, "spec": "tree"}, "at most 31"),
         ({"draft_max": 8}, "at most 7"),
         ({"draft_max": 3, "spec": "off"}, "draft_max is 3, but spec off makes no drafts"),
+        ({"policy": "cost", "spec": "off"}, "policy is 'cost', but spec off makes no drafts"),
+        ({"presence_penalty": -1e39}, "presence_penalty is -1e\\+39: it must be a number from -100 to 100"),
         ({"budget": 3}, "budget is 3: it shapes trees"),
         ({"tree_top_k": 2, "spec": "chain"}, "tree_top_k is 2: it shapes trees"),
         ({"tau": 1, "spec": "off"}, "tau is 1: it shapes trees"),

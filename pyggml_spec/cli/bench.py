@@ -16,7 +16,7 @@ from .options import MAX_TREE, Number, json_option, model_options, tau_option
 from .progress import StageBar
 from .prompt import read_prompt
 from .render import print_json, print_json_line
-from .run import DEFAULT_MAX_WIDTH, as_prompt, load_engine, refuse
+from .run import DEFAULT_MAX_WIDTH, as_prompt, has_no_drafter, load_engine, refuse
 
 if TYPE_CHECKING:
     from ..decode.engine import Engine
@@ -156,7 +156,6 @@ def bench(ctx: click.Context, /, **given: Any) -> None:
 
 
 def _refuse_contradictions(ctx: click.Context, given: dict[str, Any]) -> None:
-    has_no_drafter = given["target"] and not given["drafter"]
     needs_drafter = {"--draft-max": given["lengths"], "--parity": given["parity"]}
     needs_drafter |= {"--drafter-check": given["drafter_check"], "--impose": given["imposed"]}
     tree_flags = {"--budget": "budgets", "--tree-top-k": "tree_top_k", "--tau": "tau"}
@@ -173,7 +172,7 @@ def _refuse_contradictions(ctx: click.Context, given: dict[str, Any]) -> None:
                 for flag, is_given in are_given.items()
             ),
             *(
-                (has_no_drafter and wanted, f"{name} needs a drafter: give -md.")
+                (has_no_drafter(given) and wanted, f"{name} needs a drafter: give -md.")
                 for name, wanted in needs_drafter.items()
             ),
             *(

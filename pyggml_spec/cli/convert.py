@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from .options import OUTPUT_FILE, json_option
-from .plan_report import describe_plan, echo_notes, force_option, note_on_replacing, refuse_to_replace, render_plan
+from .plan_report import describe_plan, echo_notes, force_option, prepare_output, render_plan
 from .progress import StageBar
 from .render import print_json
 
@@ -77,12 +77,8 @@ def convert(
         target_path=target_path,
         n_threads=threads or default_threads(),
     )
-    notes = list(plan.notes)
-    if dry_run:
-        plan.check()
-        notes += note_on_replacing(path, plan.inputs, force=force)
-    else:
-        refuse_to_replace(path, plan.inputs, force=force)
+    notes = prepare_output(plan, path, dry_run=dry_run, force=force)
+    if not dry_run:
         with StageBar() as bar:
             plan.write(path, lambda done, total: bar.update("converting", done, total), replace=force)
     report = describe_plan(plan.file, path, notes, written=not dry_run)

@@ -12,9 +12,9 @@ from ..errors import OptionError
 from .render import align, format_bytes
 
 if TYPE_CHECKING:
+    from ..convert.conversion import Conversion
     from ..convert.output_file import OutputFile
-
-REPLACE = "{!r} exists already: give --force to replace it, or another name"
+    from ..convert.requantise import Requantisation
 
 force_option = click.option("--force", is_flag=True, help="Replace the file to write if it exists already.")
 
@@ -25,10 +25,19 @@ def refuse_to_replace(path: Path, inputs: Iterable[Path], *, force: bool) -> Non
 
     refuse_input(path, inputs)
     if path.is_file() and not force:
-        raise click.ClickException(REPLACE.format(str(path)) + ".")
+        raise click.ClickException(f"{str(path)!r} exists already: give --force to replace it, or another name.")
 
 
-def note_on_replacing(path: Path, inputs: Iterable[Path], *, force: bool) -> list[str]:
+def prepare_output(plan: Conversion | Requantisation, path: Path, *, dry_run: bool, force: bool) -> list[str]:
+    """What is worth knowing of the plan. Raise unless it may be written; a dry run checks it and says so in a note."""
+    if dry_run:
+        plan.check()
+        return [*plan.notes, *_note_on_replacing(path, plan.inputs, force=force)]
+    refuse_to_replace(path, plan.inputs, force=force)
+    return list(plan.notes)
+
+
+def _note_on_replacing(path: Path, inputs: Iterable[Path], *, force: bool) -> list[str]:
     """What a dry run, which touches no file, has to say of one that the real run would be refused."""
     try:
         refuse_to_replace(path, inputs, force=force)

@@ -10,7 +10,7 @@ import click
 
 from ..errors import OptionError
 from .options import OUTPUT_FILE, json_option
-from .plan_report import describe_plan, echo_notes, force_option, note_on_replacing, refuse_to_replace, render_plan
+from .plan_report import describe_plan, echo_notes, force_option, prepare_output, render_plan
 from .progress import StageBar
 from .render import align, print_json
 
@@ -84,12 +84,7 @@ def quantize(
 
     with open_gguf(source) as file, StageBar() as bar:
         plan = plan_requantisation(file, recipe, overrides, n_threads=threads or default_threads())
-        notes = list(plan.notes)
-        if dry_run:
-            plan.check()
-            notes += note_on_replacing(output, plan.inputs, force=force)
-        else:
-            refuse_to_replace(output, plan.inputs, force=force)
+        notes = prepare_output(plan, output, dry_run=dry_run, force=force)
         errors = None if dry_run else _run(plan, output, verify, force, bar)
         bar.hide()
         report = describe_plan(plan.file, output, notes, written=not dry_run)

@@ -74,7 +74,6 @@ def load_engine(given: dict[str, Any], bar: StageBar, **others: Any) -> Engine:
 def _refuse_contradictions(given: dict[str, Any]) -> None:
     """Combinations in which one of the options would be ignored."""
     sampling = [f"--{name.replace('_', '-')}" for name in _law(given).ignored]
-    has_no_drafter = given["target"] and not given["drafter"]
     has_penalties = given["repeat_penalty"] != 1 or given["presence_penalty"] or given["frequency_penalty"]
     rules = [
         *model_rules(given),
@@ -86,8 +85,8 @@ def _refuse_contradictions(given: dict[str, Any]) -> None:
         (given["as_json"] and given["display_prompt"], "--json prints its document only: leave --display-prompt out."),
         (given["draft_max"] and given["spec"] == "off", "--spec off makes no drafts: leave --draft-max out."),
         (given["policy"] and given["spec"] == "off", "--spec off makes no drafts: leave --policy out."),
-        (given["draft_max"] and has_no_drafter, "--draft-max needs a drafter: give -md FILE."),
-        (given["policy"] and has_no_drafter, "--policy needs a drafter: give -md FILE."),
+        (given["draft_max"] and has_no_drafter(given), "--draft-max needs a drafter: give -md FILE."),
+        (given["policy"] and has_no_drafter(given), "--policy needs a drafter: give -md FILE."),
         (
             given["penalty_last_n"] == 0 and has_penalties,
             "--repeat-last-n 0 turns penalties off: leave it out, or the penalties.",
@@ -113,6 +112,11 @@ def _seed(given: dict[str, Any]) -> int | None:
     return None if given["seed"] < 0 else given["seed"]
 
 
+def has_no_drafter(given: dict[str, Any]) -> bool:
+    """Whether a target is loaded by itself: the embedded one brings its drafter."""
+    return bool(given["target"] and not given["drafter"])
+
+
 def model_rules(given: dict[str, Any]) -> list[tuple[bool, str]]:
     """The rules of every command that loads models: (is broken, sentence)."""
     has_lone_drafter = bool(given["drafter"] and not given["target"])
@@ -121,7 +125,7 @@ def model_rules(given: dict[str, Any]) -> list[tuple[bool, str]]:
         "-ctvd": given["kv_type_draft_v"] != "f16",
         "--rotate-draft-keys": given["rotate_draft_keys"],
     }
-    unused = [flag for flag, is_set in of_drafter.items() if is_set and given["target"] and not given["drafter"]]
+    unused = [flag for flag, is_set in of_drafter.items() if is_set and has_no_drafter(given)]
     return [
         (bool(unused), f"Only a drafter's cache has {' and '.join(unused)}: give -md FILE too."),
         (has_lone_drafter, "-md names a drafter, but its target is missing: give -m FILE too."),

@@ -16,7 +16,7 @@ from .plan_report import force_option, refuse_to_replace
 from .progress import StageBar
 from .prompt import read_prompt
 from .render import is_terminal, print_json
-from .run import as_prompt, load_engine, model_rules, refuse
+from .run import as_prompt, has_no_drafter, load_engine, model_rules, refuse
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -68,8 +68,7 @@ def tree(**given: Any) -> None:
     Each node is a token that the drafter proposed, with the drafter's probability given the tokens before it. What the
     target accepted (greedily) is marked, and so is the token it chose itself where the draft ended or went wrong.
     """
-    no_drafter = given["target"] and not given["drafter"]
-    refuse([*model_rules(given), (no_drafter, "Trees come from a drafter: give -md FILE too.")])
+    refuse([*model_rules(given), (has_no_drafter(given), "Trees come from a drafter: give -md FILE too.")])
     _refuse_pictures(given)
     text = read_prompt(given["prompt"], given["prompt_file"])
     with StageBar() as bar, load_engine(given, bar) as engine:

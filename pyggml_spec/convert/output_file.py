@@ -130,11 +130,9 @@ def _rename(temporary: Path, path: Path, *, replace: bool) -> None:
         try:
             os.link(temporary, path)  # unlike a replacement, fails in one step where the name is taken
             return
-        except FileExistsError as error:
-            raise ModelFileError(f"'{path}' was made by somebody else meanwhile; choose another name") from error
-        except OSError:  # a file system without links
+        except OSError as error:  # the name is taken, or the file system has no links
             if path.exists():
-                raise ModelFileError(f"'{path}' was made by somebody else meanwhile; choose another name") from None
+                raise ModelFileError(f"'{path}' was made by somebody else meanwhile; choose another name") from error
     os.replace(temporary, path)
 
 

@@ -73,13 +73,12 @@ def refuse_ignored(spec: SpecOptions, *, has_drafter: bool) -> None:
         value = getattr(spec.tree, member)
         if spec.mode != "tree" and value != getattr(TreeOptions, member):
             raise OptionError(f"`{name}` is {value!r}: it shapes trees, so use `spec` tree or leave it out")
-    if spec.mode == "off" and spec.draft_max:
-        raise OptionError(f"`draft_max` is {spec.draft_max}, but `spec` off makes no drafts: leave one of them out")
-    if spec.mode == "off" and spec.policy:
-        raise OptionError(f"`policy` is {spec.policy!r}, but `spec` off makes no drafts: leave one of them out")
-    if not has_drafter and (spec.draft_max or spec.policy):
-        name = "draft_max" if spec.draft_max else "policy"
-        raise OptionError(f"`{name}` is {getattr(spec, name)!r}, but no drafter is loaded: load one, or leave it out")
+    for name in ("draft_max", "policy"):
+        value = getattr(spec, name)
+        if spec.mode == "off" and value:
+            raise OptionError(f"`{name}` is {value!r}, but `spec` off makes no drafts: leave one of them out")
+        if not has_drafter and value:
+            raise OptionError(f"`{name}` is {value!r}, but no drafter is loaded: load one, or leave it out")
 
 
 def _check_confidence(spec: SpecOptions, drafter: DrafterSequence | None) -> None:

@@ -44,18 +44,21 @@ def check_sampling(params: SamplingParams) -> None:
             raise OptionError(f"`{name}` is {value!r}: it must be a number {rule}")
     for name, (least, greatest, rule) in _INTEGER_RULES.items():
         value = getattr(params, name)
-        is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-        if not is_integer or value < least or (greatest is not None and value > greatest):
+        if not _is_integer(value) or value < least or (greatest is not None and value > greatest):
             raise OptionError(f"`{name}` is {value!r}: it must be {rule}")
     seed = params.seed
-    is_integer = isinstance(seed, (int, np.integer)) and not isinstance(seed, bool)
-    if seed is not None and (not is_integer or not 0 <= seed < 1 << 64):
+    if seed is not None and (not _is_integer(seed) or not 0 <= seed < 1 << 64):
         raise OptionError(f"`seed` is {seed!r}: it must be an integer from 0 to 2**64 - 1, or None for a fresh one")
     for name in params.ignored:
         raise OptionError(
             f"`{name}` is {getattr(params, name)!r}, but `temperature` 0 is greedy and samples nothing: "
             "give another temperature, or leave the option out"
         )
+
+
+def _is_integer(value: object) -> bool:
+    """As NumPy or Python has them."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 class Sampler:

@@ -258,11 +258,7 @@ template <int D> using fma_least = fma_math<D, D == 256 ? tile_keys / 2 : tile_k
 
 template <int D>
 void launch_attention_fma(const attention_operands & o, size_t shared_bytes, cudaStream_t stream) {
-    if (attention_block_bytes<fma_whole<D>>(o.n_columns) + attention_static_bytes <= shared_bytes) {
-        launch_attention<fma_whole<D>>(o, stream);
-    } else {
-        launch_attention<fma_least<D>>(o, stream);
-    }
+    launch_first_that_fits<fma_whole<D>, fma_least<D>>(o, shared_bytes, stream);
 }
 
 }  // namespace

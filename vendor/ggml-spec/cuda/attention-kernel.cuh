@@ -221,5 +221,15 @@ void launch_attention(attention_operands o, cudaStream_t stream) {
     attention_kernel<Math><<<grid, Math::n_threads, n_bytes, stream>>>(o);
 }
 
+template <typename Variant, typename... Smaller>
+void launch_first_that_fits(const attention_operands & o, size_t shared_bytes, cudaStream_t stream) {
+    if constexpr (sizeof...(Smaller) > 0) {
+        if (attention_block_bytes<Variant>(o.n_columns) + attention_static_bytes > shared_bytes) {
+            return launch_first_that_fits<Smaller...>(o, shared_bytes, stream);
+        }
+    }
+    launch_attention<Variant>(o, stream);
+}
+
 }  // namespace
 }  // namespace ggml_spec_cuda

@@ -359,16 +359,6 @@ struct mma_math : mma_tiles<D, rows, mma_threads<rows, rows_per_group>, held, qu
     __device__ __forceinline__ float4 result_of(int row, int at) const { return *(const float4 *) &m.result[row][at]; }
 };
 
-template <typename Variant, typename... Smaller>
-void launch_first_that_fits(const attention_operands & o, size_t shared_bytes, cudaStream_t stream) {
-    if constexpr (sizeof...(Smaller) > 0) {
-        if (attention_block_bytes<Variant>(o.n_columns) + attention_static_bytes > shared_bytes) {
-            return launch_first_that_fits<Smaller...>(o, shared_bytes, stream);
-        }
-    }
-    launch_attention<Variant>(o, stream);
-}
-
 // As few rows a block as hold all rows, or as many as shared memory allows: more rows share a tile, fewer leave room for
 // more blocks. A row's bits do not depend on it.
 template <int D, bool quantised>
